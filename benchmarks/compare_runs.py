@@ -321,7 +321,7 @@ def plot_comparison(runs: pd.DataFrame, classifier: str, path: Path) -> None:
         hollow = {"markerfacecolor": "white", "linestyle": "none", "markersize": 7}
         axes.errorbar(odd["epsilon"], 100 * odd[classifier], **style, **hollow)
         targets = of_recipe[of_recipe["differs"] == ""].groupby("target")
-        over_seeds = targets[f"{classifier}_std"].first()
+        over_seeds = targets[f"{classifier}_std"].first().astype(float)
         spreads = targets[classifier].std().fillna(over_seeds).fillna(0.0)
         line = {"capsize": 3, "linewidth": 1.3, "markersize": 6, "label": recipe}
         means = targets[classifier].mean()

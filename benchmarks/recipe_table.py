@@ -59,9 +59,9 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.show:
         return show(arguments.results)
-    work = arguments.keep or Path(tempfile.mkdtemp(prefix="recipes-"))
+    work = (arguments.keep or Path(tempfile.mkdtemp(prefix="recipes-"))).resolve()
     results = arguments.results.resolve()
-    shared = work.resolve() / f"shared-{arguments.profile}"
+    shared = work / f".shared-{arguments.profile}"  # `runs/*` lists only runs
     for epsilon in map(float, arguments.epsilons.split(",")):
         for seed in map(int, arguments.seeds.split(",")):
             for recipe in arguments.recipes.split(","):
@@ -73,7 +73,7 @@ def main() -> None:
                     "seed": seed,
                 }
                 if not done(results, key):
-                    row = run(key, arguments.set, work.resolve(), shared)
+                    row = run(key, arguments.set, work, shared)
                     append(results, row)
                     print(
                         ", ".join(

@@ -34,7 +34,8 @@ def select(run: StageRun, settings: Select) -> None:
         probabilities = classify(
             load_teacher_network(run.path("teacher")).to(device()), images
         ).numpy()
-        indices, labels = surest(probabilities, max(1, settings.images // len(classes)))
+        number = min(settings.images, len(images))
+        indices, labels = surest(probabilities, max(1, number // len(classes)))
         with run.writing() as directory:
             save_surest(directory, images, probabilities, indices, labels, classes)
         return
@@ -66,18 +67,21 @@ def problems(setup: Setup) -> Iterator[str]:
         return
     sensitive = len(setup.card.classes)
     classes = len(setup.public.classes)
+    given = chosen.model_fields_set  # only defaults are adapted to the public set
     if chosen.by == "teacher":
-        if not sensitive <= chosen.images <= setup.public.images:
+        images = setup.public.images
+        too_many = chosen.images > images and "images" in given
+        if too_many or min(chosen.images, images) < sensitive:
             yield (
                 f"select.images={chosen.images} must be between {sensitive}, the number of "
-                f"sensitive classes, and {setup.public.images}, the number of public images"
+                f"sensitive classes, and {images}, the number of public images"
             )
     elif setup.params.runs("histogram") and setup.params.histogram.per_class:
         kept = number_to_keep(chosen, classes)
         remedy = f"raise select.ratio to at least {sensitive / classes:.4g}"
         if classes < sensitive:
             remedy = "use another public set, or set histogram.per_class: false"
-        if kept < sensitive:
+        if classes < sensitive or (kept < sensitive and "ratio" in given):
             yield (
                 f"select.ratio={chosen.ratio:g} keeps {kept} of {classes} public classes, but each "
                 f"of the {sensitive} sensitive classes needs a public class of its own: {remedy}"

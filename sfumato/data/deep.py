@@ -316,9 +316,7 @@ def decode_dicom(path: Path, span: Span | None, frame: int | None = None) -> np.
         itemsize = -(-int(header.get("BitsAllocated", 0) or 0) // 8)
     if frame is not None:
         with room_for_picture(str(path), rows, columns, channels, itemsize):
-            return decode_pixels(
-                with_frame(path, header, frame, rows * columns * channels * itemsize), span, path
-            )
+            return decode_pixels(with_frame(path, header, frame), span, path)
     if frames > 1:
         fix = (
             "to use all frames, set data.volume, for example to {step: 1}. Otherwise choose one "
@@ -330,14 +328,15 @@ def decode_dicom(path: Path, span: Span | None, frame: int | None = None) -> np.
         return decode_pixels(read_dicom(path), span, path)
 
 
-def with_frame(path: Path, header: Dataset, frame: int, size: int) -> Dataset:
+def with_frame(path: Path, header: Dataset, frame: int) -> Dataset:
     """Add the pixels and the rescaling of one frame to the header, and return the header.
 
-    Other frames are not read. size: number of bytes of a frame.
+    Other frames are not read.
     """
     from pydicom import dcmread
     from pydicom.datadict import keyword_for_tag
     from pydicom.encaps import encapsulate, get_frame
+    from pydicom.pixels.utils import get_expected_length
     from pydicom.uid import DeflatedExplicitVRLittleEndian
 
     with (
@@ -359,12 +358,18 @@ def with_frame(path: Path, header: Dataset, frame: int, size: int) -> Dataset:
         if not syntax.is_little_endian:
             form = (">HHL", ">HHLL")
         head = form[not syntax.is_implicit_VR]
-        group, element, *_ = struct.unpack(head, file.read(struct.calcsize(head)))
+        group, element, *_, length = struct.unpack(head, file.read(struct.calcsize(head)))
+        frames = int(header.NumberOfFrames)
         if syntax.is_encapsulated:
-            content = encapsulate(
-                [get_frame(file, frame, number_of_frames=int(header.NumberOfFrames))]
-            )
+            content = encapsulate([get_frame(file, frame, number_of_frames=frames)])
         else:
+            expected = get_expected_length(header)
+            if header.PhotometricInterpretation == "YBR_FULL_422" and length >= expected * 3 // 2:
+                raise ValueError(
+                    f"they have {length} bytes, but YBR_FULL_422 has {expected} bytes: the values "
+                    "are RGB or YBR_FULL"
+                )
+            size = expected // frames
             file.seek(frame * size, SEEK_CUR)
             content = file.read(size)
         setattr(header, keyword_for_tag((group << 16) + element), content)

@@ -65,6 +65,8 @@ PERSONAL = re.compile(r"\d{3}|(?<!\d)0\d|\d[a-z]+\d|\d([-_. ]\d+){2}|[\^,@]", re
 MANY = 20
 FEW = 50
 LEAST = 10
+# Cells that may stand for an uncertain or missing label, in lower case
+UNCERTAIN = ("", "-1", "-1.0", "0.5", "u", "?", "nan", "na", "n/a", "none", "null", "unknown")
 # A column that matches OF_THINGS is reported if it has at least this many different ids
 FEWEST = 5
 FIRST = 50  # number of files to check in a folder, to detect its format
@@ -77,11 +79,16 @@ class Unclear(ConfigError):
 
 
 def layout_of(
-    path: Path, label: str | None, groups: Groups | None = None, classes: Classes | None = None
+    path: Path,
+    label: str | None,
+    groups: Groups | None = None,
+    classes: Classes | None = None,
+    alone: bool = False,
 ) -> Layout:
     """Find the labels and the persons' ids of a source.
 
-    label: column that the owner named; groups, classes: the owner's options.
+    label: column that the owner named; groups, classes: the owner's options;
+    alone: whether each image without an id is the only image of its person.
 
     Returns the fields of a Request that describe the labels, and the rule for finding persons' ids.
     The rule is None if the source has no ids.
@@ -93,7 +100,7 @@ def layout_of(
         return bids_layout(path, label, groups, classes)
     check_column(label)
     named = classes_named(classes)
-    if path.suffix == ".npz":
+    if path.suffix.lower() == ".npz":
         form, arrays = archive_layout(path)
         return form | named, groups or (
             Groups(array=True) if "groups" in arrays else groups_in(arrays)
@@ -108,32 +115,36 @@ def layout_of(
             tabled.sample_keys(path)
         )
     if table is None:
-        return folder_layout(path, groups, classes)
+        return folder_layout(path, groups, classes, alone)
     heads = tables.heads_of(table)[1]
-    groups = groups or groups_in_table(path, heads)
+    groups = groups or groups_in(heads) or groups_of_dicom(path, [path], alone)
     columns = [name for name in heads if groups is None or name != groups.column]
     folders = {
         folder.name for part in train for folder in folders_in(part) if not is_filing(folder.name)
     }
     several = None
+    by_folders = label is None and len(folders) > 1 and table.name != tables.TABLES[0]
     if table.parent == path:
-        several = several_in(table, columns, label)
-    if several and (label is not None or len(folders) < 2 or table.name == tables.TABLES[0]):
+        several = several_in(table, columns, label, ask=not by_folders and not named)
+    if several and not by_folders:
         return several | named, groups
     meant = [name for name in columns if LABELLED.fullmatch(meaning(name))]
     if label is None and len(folders) > 1:
-        alike = any({*cells_in(table, name)} == folders for name in meant)
-        if classes is None and not alike and (meant or several):
+        different = None
+        if classes is None and (meant or several):
+            different = min((count_different(path, name) for name in meant), default="all")
+        if different:
             raise Unclear(
-                "in {path}, both the table {table} and the folders could define the classes. To "
-                "use the table, give {option.label_column} COLUMN or, if images have several "
-                "labels, rename the table to labels.csv. To use the folders, give {option.classes} "
-                "a,b,c or {option.classes} all",
+                "in {path}, both the table {table} and the folders could define the classes, and "
+                "they differ for {different} images. To use the table, give {option.label_column} "
+                "COLUMN or, if images have several labels, rename the table to labels.csv. To use "
+                "the folders, give {option.classes} a,b,c or {option.classes} all",
                 option="classes",
                 path=path,
                 table=table.name,
+                different=different,
             )
-        return folder_layout(path, groups, classes)
+        return folder_layout(path, groups, classes, alone)
     if not columns:
         raise ConfigError(
             f"{table} has only persons' ids and no labels: add a column of labels, or move the "
@@ -198,15 +209,21 @@ def classes_named(classes: Classes | None) -> Form:
 
 
 def volume_in(path: Path) -> Volume | None:
-    """Return the slices to use if there is a volume or a DICOM series among the first files.
+    """Return the slices to use if there is a volume, or a DICOM series among the first DICOM files
+    of a folder.
 
     Otherwise, returns None.
     """
     path = unpacked(path)
-    files = first_files(path)
-    if any(map(is_volume, files)):
+    pictures = [path]
+    if path.is_dir():
+        pictures = [*filter(tabled.is_picture, tabled.files_below(path))]
+    if any(map(is_volume, pictures)):
         return Volume(axis="axial")
-    if holds_series(files):
+    series: dict[Path, list[Path]] = {}
+    for file in filter(is_dicom, pictures):
+        series.setdefault(file.parent, []).append(file)
+    if any(holds_series(files[:FIRST]) for files in series.values()):
         return Volume()
     return None
 
@@ -247,9 +264,38 @@ def check_forms(path: Path) -> None:
 
 
 def cells_in(table: Path, column: str) -> list[str]:
-    with suppress(DataError):  # raised if the column has other values, such as decimal numbers
-        return [cell for _, (cell,) in tables.read_table(table, [column])]
+    """Return the cells of a column as text without outer spaces.
+
+    Rows with too few or too many cells are left out. Returns [] if the file is not a table.
+    """
+    with suppress(DataError):
+        heads, rows = tables.cells_of(table)
+        place = heads.index(column)
+        cells = [row[place] for _, row in rows if len(row) == len(heads)]
+        texts = [cell if (text := tables.cell_text(cell)) is None else text for cell in cells]
+        return [str(text).strip() for text in texts]
     return []
+
+
+def tables_of(path: Path) -> list[Path]:
+    """Return the tables that are read: the folder's own table or, if none, one table per part."""
+    if table := tables.table_path(path):
+        return [table]
+    return [table for part in chain(*split_of(path)) if (table := tables.table_in(part))]
+
+
+def count_different(path: Path, column: str) -> int:
+    """Count the pictures that are not in a folder with the name of their label in the table."""
+    count = 0
+    for table in tables_of(path):
+        rows = tables.read_table(table, [tables.heads_of(table)[0], column])
+        labels = {tables.plain_path(name): tables.plain_path(cell) for _, (name, cell) in rows}
+        for file in tabled.pictures_below(table.parent):
+            place = tables.plain_path(str(file.relative_to(table.parent)))
+            names = [place, *map(tables.plain_path, tables.names_of(file))]
+            label = next((labels[name] for name in names if name in labels), None)
+            count += label not in place.split("/")[:-1]
+    return count
 
 
 def repeated_ids(path: Path, label: str | None) -> tuple[str, bool] | None:
@@ -271,10 +317,9 @@ def repeated_ids(path: Path, label: str | None) -> tuple[str, bool] | None:
     other = None
     if table := tables.table_path(path) or tables.table_in(split_of(path)[0][0]):
         for name in tables.heads_of(table)[1]:
-            spelled = re.sub(r"(?<=[a-z])(?=[A-Z])|[\W_]+", "_", name).lower()
             named = re.fullmatch(telling, meaning(name))
-            person = named or OF_PERSONS.search(spelled)
-            thing = OF_THINGS.search(spelled)
+            person = named or OF_PERSONS.search(snake_case(name))
+            thing = OF_THINGS.search(snake_case(name))
             cells = [
                 cell
                 for cell in cells_in(table, name)
@@ -293,20 +338,39 @@ def repeated_ids(path: Path, label: str | None) -> tuple[str, bool] | None:
     return other
 
 
-def several_in(table: Path, columns: Sequence[str], label: str | None) -> Form | None:
+def snake_case(name: str) -> str:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])|[\W_]+", "_", name).lower()
+
+
+def several_in(table: Path, columns: Sequence[str], label: str | None, ask: bool) -> Form | None:
     """Return the fields of a Request for a table with several labels per picture.
 
     Such a table has at least two columns of 0 and 1, or a column of lists such as "effusion|mass".
     Returns None for any other table. With a column of lists, the class names are the labels that
     occur. They depend on the images, so only the owner may publish them.
 
-    label: the column of lists, if the owner named it.
+    label: the column of lists, if the owner named it; ask: whether to raise Unclear if columns of 0
+    and 1 also have uncertain or empty cells.
     """
     cells = {name: found for name in columns if (found := cells_in(table, name))}
-    binary = tuple(name for name, own in cells.items() if {*own} <= {*tabled.VALUES})
+    flags = [
+        name
+        for name, own in cells.items()
+        if {*tabled.VALUES} & {*own} and {*map(str.lower, own)} <= {*tabled.VALUES, *UNCERTAIN}
+    ]
+    binary = tuple(name for name in flags if {*cells[name]} <= {*tabled.VALUES})
     meant = {name for name in cells if LABELLED.fullmatch(meaning(name))} - (
-        {*binary} - {tabled.LABEL}
+        {*flags} - {tabled.LABEL}
     )
+    if label is None and len(flags) > 1 and not meant and ask and len(binary) < len(flags):
+        raise Unclear(
+            "{table} has columns of 0 and 1 with uncertain or empty cells: {uncertain}. Write 0 or "
+            "1 in each of these cells, or name the label columns to use, without these columns, "
+            "with {option.classes} a,b,c",
+            option="classes",
+            table=table,
+            uncertain=", ".join(name for name in flags if name not in binary),
+        )
     if label is None and len(binary) > 1 and not meant:
         return FOLDERS | {"several": True, "classes": binary}
     listing = [
@@ -339,34 +403,41 @@ def groups_in(names: Iterable[str]) -> Groups | None:
     return Groups(column=found[0])
 
 
-def groups_in_table(path: Path, heads: Iterable[str]) -> Groups | None:
-    """Return the rule for finding persons' ids: a column or, for DICOM series, the PatientID.
+def groups_of_dicom(path: Path, folders: Iterable[Path], alone: bool) -> Groups | None:
+    """Return the rule that each PatientID is a person, or None if no picture is a DICOM file.
 
-    Returns None if the table has no such column and the folder has no series. Raises the errors of
-    `groups_in`.
+    folders: folders below `path` with pictures; alone: see `layout_of`.
+
+    Raises Unclear if some pictures are not DICOM files, and so have no PatientID, unless `alone`.
     """
-    found = groups_in(heads)
-    if found is None and path.is_dir() and holds_series(first_files(path)):
+    files = chain.from_iterable(map(tabled.files_below, folders))
+    found = {is_dicom(file) for file in files if tabled.is_picture(file)}
+    if len(found) > 1 and not alone:
+        raise Unclear(
+            "{path} contains DICOM files, which state the PatientID, and other pictures, which do "
+            "not. State with {option.groups} how to find the person of each image. If each picture "
+            "that is not a DICOM file is the only image of its person, give {option.alone}",
+            option="groups",
+            path=path,
+        )
+    if True in found:
         return Groups(dicom=True)
-    return found
+    return None
 
 
-def folder_layout(path: Path, groups: Groups | None, classes: Classes | None) -> Layout:
+def folder_layout(
+    path: Path, groups: Groups | None, classes: Classes | None, alone: bool
+) -> Layout:
     """Return the layout of folders: classes only, or classes and persons in two levels."""
     train, test = split_of(path)
     outer = [folder for part in train + test for folder in folders_in(part)]
     inner = [entry for folder in outer for entry in visible(folder)]
-    # The first files of some folders, which suffice to detect DICOM
-    first = [file for folder in outer[:10] for file in islice(tabled.files_below(folder), 2)]
     nested = bool(inner) and all(entry.is_dir() and not entry.is_symlink() for entry in inner)
     check_beside(path, train, outer, nested, decided=bool(groups or classes))
     if groups is None and (path / GROUPS).exists():
         groups = Groups(array=True)
-    elif groups is None and 2 * sum(entry.is_file() and is_dicom(entry) for entry in first) > len(
-        first
-    ):
+    elif groups is None and (groups := groups_of_dicom(path, outer, alone)):
         check_classes_of_dicom(path, outer, decided=classes is not None)
-        groups = Groups(dicom=True)
     elif groups is None and nested:
         raise unclear_order(path, outer, inner)
     if groups is None or groups.folder != OUTER:
@@ -414,8 +485,7 @@ def check_classes_of_dicom(path: Path, outer: Sequence[Path], decided: bool) -> 
 def check_beside(
     path: Path, train: Sequence[Path], outer: Sequence[Path], nested: bool, decided: bool
 ) -> None:
-    """Raise Unclear or ConfigError if a file beside class folders may contain labels but is not
-    read.
+    """Raise Unclear or ConfigError if a file may contain labels but is not read.
 
     outer: folders that may be classes; nested: whether they contain only folders; decided: whether
     the owner has named the classes or stated how to find the persons.
@@ -425,13 +495,12 @@ def check_beside(
         entry for folder in (path, *train) for entry in visible(folder) if entry.is_file()
     )
     readable = [
-        file for file in beside if file.suffix.lower() == ".csv" and tables.names_pictures(file)
+        file
+        for file in beside
+        if file.suffix.lower() in tables.TABLE_SUFFIXES and tables.names_pictures(file)
     ]
-    unread = [why for file in beside if (why := why_unread(file, no_classes))]
-    persons = any(
-        PERSONS.fullmatch(meaning(name)) for file in readable for name in tables.heads_of(file)[1]
-    )
-    if len(readable) > 1 and (no_classes or nested or persons):
+    unread = [why for file in beside if no_classes and (why := why_unread(file, no_classes=True))]
+    if len(readable) > 1 and (no_classes or nested):
         names = " and ".join(file.name for file in readable[:3])
         unread.append(
             f"{path} contains {names}, but only one table is read: join the tables in one "
@@ -448,21 +517,42 @@ def check_beside(
         )
 
 
+def check_persons_beside(path: Path) -> None:
+    """Raise Unclear if a file that is not read may contain persons' ids."""
+    path = unpacked(path)
+    if not path.is_dir():
+        return
+    read = tables_of(path)
+    for file in tabled.files_below(path):
+        if file not in read and (why := why_unread(file, no_classes=False)):
+            raise Unclear(
+                "{why}. If the file contains persons' ids, write a CSV file with the columns file "
+                "(such as class/picture.png) and group (the id), and give {option.groups} "
+                "FILE.csv. If no person has two images, give {option.one_image_each}",
+                option="groups",
+                why=why,
+            )
+
+
 def why_unread(file: Path, no_classes: bool) -> str | None:
     """Explain why a file beside the pictures is not read, and what to do about it.
 
     Returns None if the file needs no action. no_classes: whether there are no class folders, so
-    that the file may contain the labels.
+    that the file may contain the labels. Otherwise, only persons' ids matter.
     """
     suffix = file.suffix.lower()
+    heads = list[str]()
     try:
-        if suffix == ".csv" and no_classes:
+        if no_classes and suffix in tables.TABLE_SUFFIXES:
             tables.heads_of(file)
-        elif suffix == ".csv":
-            tables.heads_in(file)
-    except DataError as error:
+        elif not no_classes and suffix in (*tables.TABLE_SUFFIXES, ".jsonl", ".parquet"):
+            heads = tables.cells_of(file)[0]
+    except (ConfigError, DataError) as error:
         return str(error)
-    listing = suffix in (".txt", ".tsv", ".json", ".xml") and file.stem.casefold() not in (
+    for name in heads:
+        if PERSONS.fullmatch(meaning(name)) or OF_PERSONS.search(snake_case(name)):
+            return f"{file} is not read, but its column {name} may contain persons' ids"
+    listing = suffix in (".txt", ".json", ".xml") and file.stem.casefold() not in (
         "readme",
         "license",
     )

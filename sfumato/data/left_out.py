@@ -6,6 +6,7 @@ import json
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote
 
 from sfumato.data.decoding import Member, PictureFile, decoded
 from sfumato.data.sources.packed import in_archives
@@ -38,19 +39,30 @@ def place_of(file: PictureFile) -> list[str | int | None]:
     its position.
     """
     if isinstance(file, Path):
-        return [str(file)]
+        return [quoted(file)]
     if isinstance(file, Slice):
-        return [str(file.path), file.number, file.axis]
-    return [str(file.shard), file.start, file.size, file.name]
+        return [quoted(file.path), file.number, file.axis]
+    return [quoted(file.shard), file.start, file.size, quoted(file.name)]
+
+
+def quoted(path: Path | str) -> str:
+    """Escape a path as in a URL, because JSON cannot contain a name whose bytes are not UTF-8."""
+    return quote(str(path), errors="surrogateescape")
+
+
+def unquoted(text: str) -> str:
+    return unquote(text, errors="surrogateescape")
 
 
 def file_at(path: str, *within: Any) -> PictureFile:
     """Return the picture that `place_of` encoded."""
+    place = Path(unquoted(path))
     if not within:
-        return Path(path)
+        return place
     if len(within) == 2:
-        return Slice(Path(path), *within)
-    return Member(Path(path), *within)
+        return Slice(place, *within)
+    start, size, name = within
+    return Member(place, start, size, unquoted(name))
 
 
 def still_broken(home: Path, data: Data) -> bool:

@@ -538,7 +538,8 @@ def group_hash(name: str | None, image: np.ndarray, key: bytes) -> bytes:
     """
     if name is None:
         return hmac.digest(key, f"alone {image.shape} ".encode() + image.tobytes(), "sha256")
-    return hmac.digest(key, f"group {name}".encode(), "sha256")
+    # The name of a folder contains surrogates if its bytes are not UTF-8
+    return hmac.digest(key, f"group {name}".encode(errors="surrogatepass"), "sha256")
 
 
 def is_held_out(image: np.ndarray, key: bytes, fraction: float) -> bool:

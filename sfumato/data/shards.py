@@ -295,7 +295,7 @@ def convert(data: Data, task: Task) -> Exception | None:
 
 def has_rows(path: Path) -> bool:
     """Return whether a file may contain pictures. A Parquet file without rows has none."""
-    if path.suffix != ".parquet":
+    if path.suffix.lower() != ".parquet":
         return True
     check_parquet()
     from pyarrow.parquet import read_metadata

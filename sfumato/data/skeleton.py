@@ -15,7 +15,7 @@ import zipfile
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import date, timedelta
+from datetime import timedelta
 from pathlib import Path, PurePosixPath
 from random import Random, SystemRandom
 
@@ -24,19 +24,11 @@ from PIL import Image
 from PIL.ExifTags import IFD, Base
 
 from sfumato.data.companions import COMPANION
+from sfumato.data.dates import ANY_DATE, in_case_of, move_date, orders_in
 from sfumato.data.decoding import format_at, pixel_form, read_whole, with_progress
 from sfumato.data.groups import ID_WORDS
 from sfumato.data.layout import LABELLED
-from sfumato.data.names import (
-    COPY_WORDS,
-    DATE,
-    FILE_WORDS,
-    PERSON,
-    SERIES_WORDS,
-    SIDE_WORDS,
-    TIME,
-    WORD,
-)
+from sfumato.data.names import COPY_WORDS, FILE_WORDS, PERSON, SERIES_WORDS, SIDE_WORDS, TIME, WORD
 from sfumato.data.sources.splits import PARTS
 from sfumato.data.sources.tabled import files_below
 from sfumato.errors import ConfigError, DataError, reading_sensitive
@@ -57,8 +49,11 @@ KEPT = re.compile(
 )
 HEXADECIMAL = r"(?<![^\W_])(?=[a-f]*\d+[a-f]+\d|\d*[a-f]+\d+[a-f])[\da-f]{6,}(?![^\W_])"
 ANY_SUFFIX = "|".join(re.escape(suffix) for suffix in sorted(KNOWN_SUFFIXES, reverse=True))
+# A path of a file, such as 3/12/45.png, is not a date
+PATH = rf"""\d\d?/\d+/[^\s,;"']{{0,255}}(?:{ANY_SUFFIX})"""
 TOKEN = re.compile(
-    rf"(?P<same>(?:{ANY_SUFFIX})(?![^\W_]))|(?P<date>(?<!\d){DATE}(?:\D{{0,4}}{TIME})?(?!\d))"
+    rf"(?P<same>(?:{ANY_SUFFIX})(?![^\W_]))"
+    rf"|(?P<date>(?!{PATH}){ANY_DATE}(?:\D{{0,4}}{TIME}|[ T]\d\d?:\d\d)?(?!\d))"
     rf"|(?P<hex>{HEXADECIMAL})|(?P<word>{WORD})|(?P<number>\d+)|(?P<mark>[\u0300-\u036f])",
     re.IGNORECASE,
 )
@@ -78,13 +73,19 @@ send it.
 
 In names and tables, the letters of each word are replaced, except in the unchanged words below. A
 word has the same replacement everywhere. If two words begin alike, their replacements begin alike
-too. Numbers that count from 1 without a gap are unchanged. Years are unchanged if the folder
-contains no other numbers of four digits. Other numbers are replaced by numbers with equally many
-digits. A replacement can equal the original, above all if the folder contains almost all numbers
-with that many digits. If the folder contains a word for a person, such as patient, this word is
-replaced by another word for a person that the folder does not contain, such as subject. All dates
-are moved by the same secret number of days. Pictures have random pixels and the size of the
-original.
+too. Numbers that count from 1 without a gap are unchanged. Other numbers are replaced by numbers
+with equally many digits. A replacement can equal the original, above all if the folder contains
+almost all numbers with that many digits. If the folder contains a word for a person, such as
+patient, this word is replaced by another word for a person that the folder does not contain, such
+as subject.
+
+All dates are moved back by the same secret number of days, between one and ten years. A date has a
+day, a month and a year. Its month may be a name in English or German. Its year may have two digits
+if it is separated by dots, slashes or hyphens. All other dates are replaced as words and numbers
+are. A year without a month and a day is moved back by about the same time if the folder contains no
+other numbers of four digits. Otherwise, it is replaced as other numbers are.
+
+Pictures have random pixels and the size of the original.
 {kept}
 
 Files that are neither readable pictures nor text tables were not copied. Number of these files:
@@ -109,14 +110,18 @@ class Disguise:
 
     def __post_init__(self) -> None:
         self.key = self.generator.randbytes(32)
-        self.days = timedelta(days=self.generator.randrange(365, 730))
+        self.days = timedelta(days=self.generator.randrange(365, 3653))
         words = set()
         numbers = set()
+        dates = set()
         for text in self.texts:
             for found in TOKEN.finditer(text):
                 words.add(found["word"] or "")
                 numbers.add(int(found["number"] or 0))
-        self.numbers = numbers_replaced(numbers - {0}, self.generator)
+                dates.add(found["date"] or "")
+        self.orders = orders_in(dates - {""})
+        years = round(self.days / timedelta(days=365.25))
+        self.numbers = numbers_replaced(numbers - {0}, years, self.generator)
         nouns = {noun[1].lower() for noun in map(NOUN.match, words) if noun}
         unused = [noun for noun in NOUNS if noun not in nouns]
         self.nouns = dict(zip(sorted(nouns), unused, strict=False))
@@ -132,7 +137,7 @@ class Disguise:
             number = int(token)
             return str(self.numbers.get(number, number)).zfill(len(token))
         if found["date"]:
-            return self.date(token)
+            return move_date(token, self.days, self.orders)
         if found["hex"]:
             return self.digest(token.lower()).hex()[: len(token)]
         return found["same"] or ""
@@ -174,39 +179,20 @@ class Disguise:
             letters.append(other.upper() if letter.isupper() else other)
         return "".join(letters)
 
-    def date(self, token: str) -> str:
-        """Move a date back by the secret number of days; a time after the date stays the same."""
-        digits = re.sub(r"\D", "", token)
-        try:
-            day = date(int(digits[:4]), int(digits[4:6]), int(digits[6:8])) - self.days
-        except ValueError:  # not a date, such as 30 February
-            day = date(2000, 1, 1)
-        moved = iter(f"{day:%Y%m%d}")
-        return re.sub(r"\d", lambda digit: next(moved, digit[0]), token)
-
-
-def in_case_of(word: str, other: str) -> str:
-    """Write `other` in the case of `word`: all capitals, a first capital, or small letters."""
-    if word.isupper():
-        return other.upper()
-    if word[0].isupper():
-        return other.capitalize()
-    return other
-
 
 def stays(word: str) -> bool:
     return KEPT.fullmatch(word) is not None and word.lower() not in FIRST_NAMES
 
 
-def numbers_replaced(numbers: set[int], generator: Random) -> dict[int, int]:
+def numbers_replaced(numbers: set[int], years: int, generator: Random) -> dict[int, int]:
     """Return a replacement for each number.
 
-    The numbers 1, 2, 3 and so on stay the same, up to the first one that does not occur. Years stay
-    the same if all other numbers of four digits are years, too. The remaining numbers are grouped
-    by their number of digits. The replacements in a group have the same number of digits as the
-    originals, and the same difference between the largest and the smallest. They have the order of
-    the originals, unless the average distance between the originals is above SPARSE. In that case,
-    the replacements are shuffled.
+    The numbers 1, 2, 3 and so on stay the same, up to the first one that does not occur. If all
+    other numbers of four digits are years, they are reduced by `years`. The remaining numbers are
+    grouped by their number of digits. The replacements in a group have the same number of digits as
+    the originals, and the same difference between the largest and the smallest. They have the order
+    of the originals, unless the average distance between the originals is above SPARSE. In that
+    case, the replacements are shuffled.
     """
     counted = 1
     while counted in numbers:
@@ -214,8 +200,9 @@ def numbers_replaced(numbers: set[int], generator: Random) -> dict[int, int]:
     replaced = {number: number for number in numbers if number < counted}
     for digits in {len(str(number)) for number in numbers}:
         own = sorted(n for n in numbers if len(str(n)) == digits and n not in replaced)
-        if not own or all(n in YEARS for n in own):
-            replaced |= zip(own, own, strict=True)
+        earlier = [n - years for n in own]
+        if all(n in YEARS for n in own) and replaced.keys().isdisjoint(earlier):
+            replaced |= zip(own, earlier, strict=True)
             continue
         span = own[-1] - own[0]
         ids = span > SPARSE * len(own)
@@ -339,8 +326,9 @@ def exif_replaced(exif: Image.Exif, disguise: Disguise) -> Image.Exif:
     """Return new EXIF data with only the times and the device of a picture, both replaced."""
     other = Image.Exif()
     for own, target in ((exif, other), (exif.get_ifd(IFD.Exif), other.get_ifd(IFD.Exif))):
-        for tag in {*TIMES} & {*own}:  # times have the form 2026:01:31 12:00:05
-            target[tag] = disguise(str(own[tag]).replace(":", "-", 2)).replace("-", ":", 2)
+        for tag in {*TIMES} & {*own}:
+            target[tag] = disguise(str(own[tag]))
         if Base.BodySerialNumber in own:
-            target[Base.BodySerialNumber] = disguise(str(own[Base.BodySerialNumber]))
+            serial = str(own[Base.BodySerialNumber])
+            target[Base.BodySerialNumber] = disguise.digest(serial).hex()
     return other

@@ -18,7 +18,15 @@ from sfumato.data.companions import Companions, companions_in
 from sfumato.data.decoding import Member, PictureFile, with_progress
 from sfumato.data.deep import Span
 from sfumato.data.images import per_class
-from sfumato.data.layout import ALL, FOLDERS, check_found, layout_of, repeated_ids, volume_in
+from sfumato.data.layout import (
+    ALL,
+    FOLDERS,
+    check_found,
+    check_persons_beside,
+    layout_of,
+    repeated_ids,
+    volume_in,
+)
 from sfumato.data.names import Repeats, repeated_folders, repeats_in
 from sfumato.data.photographs import taken_in_a_row
 from sfumato.data.prepare import statuses
@@ -127,7 +135,9 @@ def survey(
     """
     check_there(str(path), groups)
     reading_sensitive()
-    form, groups = layout_of(path, label, groups, classes)
+    form, groups = layout_of(path, label, groups, classes, alone)
+    if groups is None and not alone:
+        check_persons_beside(path)
     groups = groups and groups.model_copy(update={"alone": groups.alone or alone})
     volume = volume or volume_in(path)
     request = Request(

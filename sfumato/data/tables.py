@@ -30,6 +30,7 @@ METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 # Names of tables with several labels per picture. Such a table has one column of 0 and 1 per label,
 # or one column of lists
 TABLES = ("labels.csv", *METADATA)
+TABLE_SUFFIXES = (".csv", ".tsv")  # suffixes of tables that may have any name
 BETWEEN = "|"  # separator of labels in a cell
 FILE = "file_name"  # column with the picture's path, relative to the table's folder
 
@@ -38,9 +39,9 @@ Rows = Iterator[tuple[int, list]]  # for each row: its number (for messages) and
 
 def table_in(folder: Path) -> Path | None:
     """Find the table of a folder: the file with a name in METADATA or, if there is none, the only
-    CSV file with a column of pictures' names.
+    CSV file (or else the only TSV file) with a column of pictures' names.
 
-    Returns None if there is no such file, or if several CSV files have such a column. Raises
+    Returns None if there is no such file, or if several such files have such a column. Raises
     DataError if the folder contains several files with names in METADATA.
     """
     found = [folder / name for name in METADATA if (folder / name).is_file()]
@@ -49,7 +50,8 @@ def table_in(folder: Path) -> Path | None:
             f"{folder} contains {' and '.join(file.name for file in found)}: keep only one of "
             "these tables."
         )
-    found = found or [file for file in files_in(folder, "[!.]*.csv") if names_pictures(file)]
+    for suffix in TABLE_SUFFIXES:
+        found = found or [*filter(names_pictures, files_in(folder, f"[!.]*{suffix}"))]
     if len(found) != 1:
         return None
     return found[0]
@@ -249,7 +251,8 @@ def checked_rows(table: Path) -> Rows:
         ".parquet": "as a Parquet table",
         ".csv": "as a regular file of UTF-8 text, with commas between the cells",
     }
-    form = forms.get(table.suffix, "as a regular file of UTF-8 text")
+    suffix = table.suffix.lower()
+    form = forms.get(suffix, "as a regular file of UTF-8 text")
     readers = {".parquet": parquet_rows, ".jsonl": json_rows}
     cells = 0
     with explained(
@@ -258,7 +261,7 @@ def checked_rows(table: Path) -> Rows:
         missing=f"{table} is missing: correct the path, or write this table",
         causes=(*UNREADABLE, RuntimeError, csv.Error),  # pyarrow raises RuntimeError
     ):
-        for number, row in readers.get(table.suffix, csv_rows)(table):
+        for number, row in readers.get(suffix, csv_rows)(table):
             cells += len(row)
             if cells > MOST_CELLS:
                 raise too_many_cells(table)

@@ -6,6 +6,7 @@ because they are programs that could store images or write files. The only excep
 with a known sha256, from which only tensors are read (see `of_architecture`).
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -65,10 +66,21 @@ class OwnFeatures(nn.Module):
         return torch.cat([self.rows(part) for part in images.split(4)])
 
     def rows(self, images: Tensor) -> Tensor:
+        if self.settings.channels == 1:
+            images = images.mean(1, keepdim=True)
         shown = images.expand(-1, self.settings.channels, -1, -1)
         if side := self.settings.side:
             shown = F.interpolate(shown, (side, side), mode="bilinear", align_corners=False)
-        return self.network(((shown - self.mean) / self.std).to(device())).float().to(images.device)
+        shown = ((shown - self.mean) / self.std).to(device())
+        size = "×".join(map(str, shown.shape[1:]))
+        wrong = f"the network {self.file} does not take images of shape {size}"
+        with explained(
+            ConfigError,
+            lambda error: f"{wrong} ({error}): set `side` to a side in pixels that it takes",
+            causes=(RuntimeError, ValueError, AssertionError),
+        ):
+            rows = self.network(shown)
+        return rows.float().to(images.device)
 
 
 def imagenet(_: Shape) -> OwnFeatures:
@@ -109,6 +121,9 @@ def of_architecture(
         if architecture == LITE0
         else models.get_model(architecture, weights=None)
     )
+    if settings.channels == 1:  # torchvision's models have three
+        first = next(layer for layer in network.modules() if isinstance(layer, nn.Conv2d))
+        first.weight = nn.Parameter(first.weight[:, :1])
     last = [name for name, layer in network.named_modules() if isinstance(layer, nn.Linear)][-1:]
     for name in last:
         network.set_submodule(name, nn.Identity())
@@ -118,9 +133,12 @@ def of_architecture(
     ):
         tensors = imagenet_weights(file) if settings.sha256 == SHA256 else load_tensors(file)
         left_out = tuple(f"{name}." for name in last)
-        network.load_state_dict(
-            {name: value for name, value in tensors.items() if not name.startswith(left_out)}
+        weights = OrderedDict(
+            (name, value) for name, value in tensors.items() if not name.startswith(left_out)
         )
+        # An mnasnet refuses weights without its version, which a safetensors file does not contain
+        weights._metadata = {"": {"version": network._version}}  # type: ignore[attr-defined]
+        network.load_state_dict(weights)
     network = network.eval().requires_grad_(False).to(device())
     if not layers:
         return lambda images: network(images)  # type: ignore[no-any-return]

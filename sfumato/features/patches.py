@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from sfumato.data.images import Shape
 from sfumato.data.rendered.procedural import FAMILIES, procedural_drawer
+from sfumato.errors import ConfigError
 from sfumato.features.scattering import block_average, block_of
 from sfumato.runtime.compute import fast_bfloat16
 
@@ -41,7 +42,13 @@ class Patches(nn.Module):
         super().__init__()
         self.block = block_of(shape)
         self.stride = max(1, round(min(shape[1:]) / self.block / self.positions))
-        filters, whiten = whitened_patches(shape[0], min(SIDE, *shape[1:]))
+        side = min(SIDE, *shape[1:])
+        if shape[0] * side**2 == 1:
+            raise ConfigError(
+                "the feature map patches needs grey images with 2 pixels or more on the shorter "
+                "side: set a smaller `block`, or another map"
+            )
+        filters, whiten = whitened_patches(shape[0], side)
         self.filters = nn.Buffer(filters, persistent=False)
         self.whiten = nn.Buffer(whiten, persistent=False)
 

@@ -158,7 +158,7 @@ class ProjectedFeatures(nn.Module):
         variances and p = 1 makes them equal;
         seed: seed of the randomised decomposition that finds the directions.
 
-        Returns ψ of the images, (n, d).
+        Returns ψ of the images, (n, d). Raises DataError if the images do not differ.
         """
         device = self.mean.device
         if isinstance(self.map, SideBySide):
@@ -172,14 +172,19 @@ class ProjectedFeatures(nn.Module):
         if isinstance(self.map, (ClassifierFeatures, OwnFeatures)):
             spread = seen.std(0).clamp(min=1e-6)
         rows = (seen - mean) / spread
+        # A floor on each variance prevents directions without variance from being amplified.
+        floor = 1e-3 * rows.square().sum() / rows.numel()
+        if not 0 < floor < math.inf:
+            raise DataError(
+                f"features cannot be fitted to {len(images)} images whose features are equal or "
+                "not finite: use more images, or another feature map"
+            )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             _, singular, vectors = torch.svd_lowrank(
                 rows, q=min(self.dimension + 16, *rows.shape), niter=4
             )
         variances = singular.square()[: self.dimension] / len(rows)
-        # A floor on each variance prevents directions without variance from being amplified.
-        floor = 1e-3 * rows.square().sum() / rows.numel()
         self.mean.copy_(mean)
         scaled = (
             vectors[:, : self.dimension] * (variances + floor) ** (-power / 2) / spread[:, None]

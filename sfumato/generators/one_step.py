@@ -177,18 +177,19 @@ def mismatch(embedding: Tensor, target: Tensor, weights: Tensor, priors: Tensor)
     The squared norm of a batch mean is a biased estimate of ‖μ(G)‖². Because ‖φ‖ = 1, the bias is
     known, and is subtracted; otherwise, small batches would reward images without variety. The
     squared error of column m, the column of class m, is divided by priors_m; otherwise, the weight
-    of a rare class would be only priors_m².
+    of a rare class would be only priors_m². A column with fewer than two images is left out,
+    because the variety of a class cannot be estimated from one image.
 
     embedding, target: (K, classes), μ(G) and μ̃; weights: see `embedding_of`.
     """
-    shown = (weights.sum(0) > 0).to(priors)  # 0 for a class with no image in the batch
+    counted = ((weights > 0).sum(0) > 1).to(priors)  # 0 for a class with fewer than two images
     # Effective number of images: with equal weights, this many would give the same variance.
     counts = weights.sum(0).square() / weights.square().sum(0).clamp(min=1e-12)
     # E‖mean of n unit vectors‖² = ‖μ‖² + (1 − ‖μ‖²)/n, so (n‖mean‖² − 1)/(n − 1) estimates ‖μ‖².
     # The constant 1/(n − 1) is left out.
-    unbiased = torch.where(counts > 1, counts / (counts - 1).clamp(min=1), 1.0)
+    unbiased = counts / (counts - 1).clamp(min=1e-3)
     # The divisor has a floor, because the column of a very rare class is mostly noise
-    balance = shown / priors.clamp(min=0.1 / len(priors))
+    balance = counted / priors.clamp(min=0.1 / len(priors))
     return (
         balance * (unbiased * embedding.square().sum(0) - 2 * (embedding * target).sum(0))
     ).sum()
@@ -203,9 +204,9 @@ class EarlyStopping:
     constant to the expected distance. The distance falls while the fit learns the class, and rises
     when the fit learns the noise of the other features.
 
-    After PATIENCE steps without a smaller distance, the fit of the class stops: the target of the
-    class becomes the moving average of the generator's embeddings, as it was at the step with the
-    smallest distance.
+    After PATIENCE steps with images of the class but without a smaller distance, the fit of the
+    class stops: its target becomes the moving average of the generator's embeddings, as it was at
+    the step with the smallest distance.
     """
 
     # Decay of the moving average of the embeddings. The held-out features of this average are
@@ -259,9 +260,9 @@ class EarlyStopping:
         ):
             mean.lerp_(embedding, part.to(mean))
             distance += match.weight * (unseen * (mean.square() - 2 * mean * match.table)).sum(0)
-        nearer = ~self.held & (distance < self.least)
+        nearer = shown & ~self.held & (distance < self.least)
         self.least = torch.where(nearer, distance, self.least)
-        self.waited = torch.where(nearer, 0, self.waited + 1)
+        self.waited = torch.where(nearer, 0, self.waited + shown)
         ends = ~self.held & (self.waited >= PATIENCE)
         for mean, nearest, target in zip(self.means, self.nearest, self.targets, strict=True):
             nearest.copy_(torch.where(nearer, mean, nearest))
@@ -355,19 +356,24 @@ def labels_to_fit(
     priors: see `fit_generator`.
 
     With one label per image, all classes are drawn equally often, so that rare classes are fitted
-    too. Returns labels, (count,) int64, and weights, which are one-hot rows, (count, classes)
-    float32.
+    too. If there would be fewer than two images per class, a random part of the classes is drawn,
+    with at least two images each (see `mismatch`). Returns labels, (count,) int64, and weights,
+    which are one-hot rows, (count, classes) float32.
 
     With several labels per image, there is one stratum per label, and one for images without
-    labels. Each image belongs to one stratum. All strata are drawn equally often, so that rare
-    labels are fitted too. An image in a label's stratum has this label, and its other labels are
-    drawn by `several_labels`. So the stratum represents all images with this label. Returns labels,
-    (count, classes) uint8, and weights, (count, classes + 1) float32. The weights of an image are
-    its row of `label_rows`, with zeros in all columns except the column of its stratum.
+    labels. Each image belongs to one stratum. Strata are drawn equally often, as classes are above.
+    An image in a label's stratum has this label, and its other labels are drawn by
+    `several_labels`. So the stratum represents all images with this label. Returns labels, (count,
+    classes) uint8, and weights, (count, classes + 1) float32. The weights of an image are its row
+    of `label_rows`, with zeros in all columns except the column of its stratum.
     """
     classes = len(priors)
-    strata = balanced_labels(count, None, classes + several, random)
-    columns = F.one_hot(strata, classes + several)
+    number = classes + several
+    drawn = min(number, max(1, count // 2))
+    strata = balanced_labels(count, None, drawn, random)
+    if drawn < number:
+        strata = torch.randperm(number, generator=random)[strata]
+    columns = F.one_hot(strata, number)
     if not several:
         return strata, columns.float()
     labels = several_labels(count, priors, random) | columns[:, :classes].to(torch.uint8)
@@ -398,7 +404,7 @@ def drawing(
         return generator(z.to(device), part.to(device)).clamp(0, 1).cpu()
 
     larger = max(1, math.isqrt(math.prod(generator.shape[1:])) // COARSE)
-    return map(draw, labels.split(DRAWING_BATCH // larger**2)), labels
+    return map(draw, labels.split(max(1, DRAWING_BATCH // larger**2))), labels
 
 
 def save_drawing(

@@ -94,7 +94,7 @@ def resolve_project(
         card = replace(card, version=version)
         prepared = False
     # Only the owner may learn whether pictures changed
-    if see is not None and (note := changed_pictures(loaded, state)):
+    if see is not None and (note := changed_pictures(folder, loaded, state)):
         see(note)
     if loaded.privacy.unit is None and loaded.data.groups is None and card.source in OF_THE_OWNER:
         say(
@@ -151,10 +151,14 @@ def unprepared(folder: Path, params: Params, say: Say) -> Card:
 
 
 def seen_from(folder: Path, data: Data) -> Data:
-    """Return the settings with `path` relative to the current folder.
+    """Return the settings with `path` and `groups.csv` relative to the current folder.
 
-    In `data`, `path` is relative to the project's folder.
+    In `data`, they are relative to the project's folder.
     """
+    groups = data.groups
+    if groups is not None and groups.csv is not None:
+        csv = str(folder / Path(groups.csv).expanduser())
+        data = data.model_copy(update={"groups": groups.model_copy(update={"csv": csv})})
     if data.path is None or is_url(data.path):
         return data
     return data.model_copy(update={"path": str(folder / Path(data.path).expanduser())})
@@ -182,7 +186,7 @@ def coming_public(
     return None
 
 
-def changed_pictures(params: Params, state: Path) -> str | None:
+def changed_pictures(folder: Path, params: Params, state: Path) -> str | None:
     """Return a note if the files of the sensitive images have changed since the preparation.
 
     DVC does not notice such changes. A change of the settings in `data` also leads to the note.
@@ -190,9 +194,12 @@ def changed_pictures(params: Params, state: Path) -> str | None:
     file = dataset_directory(state, params.data.name) / LISTING
     if not file.is_file() or is_url(params.data.path):  # planning needs no network
         return None
-    listing = listing_of(params.data, secret_key(state, params.data.name))
-    if listing is None or listing == file.read_text(encoding="utf-8"):
-        return None
+    key = secret_key(state, params.data.name)
+    known = file.read_text(encoding="utf-8")
+    # `prepare_images` may have been called from another folder, with absolute paths
+    for data in (params.data, seen_from(folder.absolute(), params.data)):
+        if listing_of(data, key) in (None, known):
+            return None
     return (
         "note: the files of the sensitive images have changed since they were prepared. The "
         "release does not change until data.version in params.yaml gets a new value; every query "

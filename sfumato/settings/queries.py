@@ -108,7 +108,8 @@ class OwnNetwork(Strict):
     architecture: str
     # Side in pixels to which images are resized; None: no resizing
     side: Annotated[int, Field(gt=0, le=2048)] | None = None
-    # Number of channels that the network expects. For 3, the channel of a grey image is repeated
+    # Number of channels that the network's first layer expects. For 3, the channel of a grey image
+    # is repeated; for 1, the channels of a colour image are averaged
     channels: Literal[1, 3] = 3
     # Mean to subtract from the pixels, which range from 0 to 1: one number, or one per channel
     mean: tuple[float, ...] = (0.0,)

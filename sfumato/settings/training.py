@@ -45,11 +45,12 @@ class Select(Settings):
     chooser: ClassVar[str] = "by"
     # Criterion: `votes` (released by the stage `histogram`) or `teacher` (the teacher's labels)
     by: Literal["votes", "teacher"] = "votes"
-    # Share of the public classes to keep, for `by: votes`. At least one class is kept; 1 keeps all
-    # classes, and then no histogram is needed
+    # Share of the public classes to keep, for `by: votes`. At least one class is kept, or, with the
+    # default and `histogram.per_class`, at least one for each sensitive class; 1 keeps all classes,
+    # and then no histogram is needed
     ratio: Share = 0.05
     # Total number of images to keep, for `by: teacher`. It is divided equally among the sensitive
-    # classes
+    # classes. The default keeps all public images if there are fewer
     images: Positive = 20_000
 
     def reads(self, name: str) -> bool:
@@ -60,7 +61,7 @@ class Fit(Settings):
     """Fit of a generator to noisy releases."""
 
     steps: Positive = 600  # Gradient steps of Adam
-    batch: Positive = 200  # Generated images per step
+    batch: Annotated[int, Field(ge=2)] = 200  # Generated images per step
     learning_rate: LearningRate = 8e-3  # Initial learning rate; it falls to zero along a cosine
     images: Positive = 20_000  # Number N_f of images drawn from the fitted generator
 

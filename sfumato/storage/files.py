@@ -59,13 +59,13 @@ def reading(path: Path) -> Iterator[BinaryIO]:
 
 
 def files_in(folder: Path, pattern: str) -> list[Path]:
-    """Return the entries of a folder whose names match, sorted.
+    """Return the entries of a folder whose names match, sorted. The suffix may be in any case.
 
     Raises every OSError, even one that `Path.glob` would ignore.
     """
     if not folder.is_dir():
         return []
-    return sorted(entry for entry in folder.iterdir() if fnmatchcase(entry.name, pattern))
+    return sorted(entry for entry in folder.iterdir() if fnmatchcase(entry.name.lower(), pattern))
 
 
 def entries_below(folder: Path) -> Iterator[str]:

@@ -6,6 +6,7 @@ No function here reads sensitive images. `sfumato.queries.histogram` counts the 
 predictions on sensitive images, and is charged.
 """
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -18,6 +19,9 @@ from sfumato.runtime import compute
 from sfumato.runtime.progress import Progress, no_progress
 from sfumato.settings.training import Classifier
 from sfumato.training.supervised import Schedule, accuracy, train_supervised
+
+# Maximum number of pixels used for whitening, which takes up to 200 bytes of memory per pixel
+WHITENED_PIXELS = 5000 * 64**2
 
 
 def train_public_classifier(
@@ -55,7 +59,8 @@ def train_public_classifier(
         torch.manual_seed(seed)
         model = build_network(settings.network, images.shape, len(images.classes), settings.width)
         if isinstance(model, WhitenedCNN):
-            model.whiten(images.batch(np.sort(training[:5000]))[0])
+            number = max(1, min(5000, WHITENED_PIXELS // math.prod(images.shape[1:])))
+            model.whiten(images.batch(np.sort(training[:number]))[0])
         batches = (images.batch(rows) for rows in shuffled(training, settings.batch, order))
         train_supervised(model.to(compute.device()), batches, schedule, progress)
     return model, accuracy(model, images.take(np.sort(chosen[:held])))

@@ -30,9 +30,9 @@ class Kept(NamedTuple):
     votes: float  # noisy votes for the class, or the teacher's probability; NaN if there is neither
 
 
-def number_to_keep(settings: Select, public_classes: int) -> int:
-    """Return how many public classes to keep: the share `settings.ratio`, but at least one."""
-    return max(1, round(settings.ratio * public_classes))
+def number_to_keep(settings: Select, public_classes: int, rows: int = 1) -> int:
+    """Return how many public classes to keep: the share `settings.ratio`, but at least `rows`."""
+    return max(rows, round(settings.ratio * public_classes))
 
 
 def select_classes(histogram: np.ndarray, keep: int) -> list[Kept]:
@@ -69,7 +69,7 @@ def select_public(settings: Select, votes: np.ndarray | None, public_classes: in
     Without votes, all classes are kept. In this case, the plan refuses a `select.ratio` below 1.
     """
     if votes is not None:
-        return select_classes(votes, number_to_keep(settings, public_classes))
+        return select_classes(votes, number_to_keep(settings, public_classes, len(votes)))
     return [Kept(public, 0, math.nan) for public in range(public_classes)]
 
 

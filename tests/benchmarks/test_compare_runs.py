@@ -167,6 +167,14 @@ def test_runs_of_another_hold_out_are_marked_and_hollow(desk):
     )
 
 
+@pytest.mark.filterwarnings("error")
+def test_runs_of_one_seed_are_plotted(desk):
+    row = read_run(write_run(desk / "a", "dpdm", 1, 0.7)) | {"cnn_std": None}
+    runs, _ = with_differences([row, row | {"target": 10.0}])
+    plot_comparison(runs, "cnn", desk / "plot.png")
+    assert (desk / "plot.png").is_file()
+
+
 def test_an_edited_ledger_or_unknown_evaluation_is_marked(desk):
     folders = [
         write_run(desk / name, "full", 1, 0.8) for name in ("old", "edited", "other", "good")

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 from PIL import Image
+from PIL.ExifTags import Base
 
 from sfumato.data.decoding import decode
 from sfumato.errors import DataError
@@ -37,3 +38,13 @@ def test_an_icon_is_refused_because_pillow_decodes_it_unchecked(tmp_path):
     Image.new("L", (16, 16), 200).save(tmp_path / "x.ico")
     with pytest.raises(DataError, match="is an icon"):
         decode(tmp_path / "x.ico")
+
+
+def test_a_photograph_with_a_preview_is_read_upright(tmp_path):
+    exif = Image.Exif()
+    exif[Base.Orientation] = 6  # the camera was turned by 90 degrees
+    photograph = Image.new("RGB", (16, 8), (200, 200, 200))
+    preview = Image.new("RGB", (4, 2))
+    photograph.save(tmp_path / "x.jpg", "MPO", save_all=True, append_images=[preview], exif=exif)
+    image = decode(tmp_path / "x.jpg")
+    assert image.shape == (16, 8, 3) and abs(int(np.median(image)) - 200) < 5

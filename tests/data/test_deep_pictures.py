@@ -21,6 +21,7 @@ from sfumato.data.decoding import decode
 from sfumato.data.layout import ALL
 from sfumato.data.sources import read_source
 from sfumato.data.survey import survey
+from sfumato.data.volumes import Slice
 from sfumato.errors import ConfigError, DataError
 from sfumato.settings.data import Data, Groups
 
@@ -76,6 +77,22 @@ def compressed(file: Path, syntax: pydicom.uid.UID) -> Path:
 
 def read(**data):
     return read_source(Data(dataset_id="clinic", **data), Path("raw"))
+
+
+def test_frames_with_halved_colour_resolution_are_read(tmp_path):
+    levels = (10, 100, 200)
+    more = {"SamplesPerPixel": 3, "PlanarConfiguration": 0, "NumberOfFrames": len(levels)}
+    more |= {"BitsAllocated": 8, "BitsStored": 8, "HighBit": 7}
+    file = dicom(tmp_path / "loop.dcm", RAMP, kind="YBR_FULL_422", **more)
+    data = dcmread(file)
+    data.PixelData = b"".join(bytes([level, level, 128, 128]) * (64 * 32) for level in levels)
+    data.save_as(file)
+    frames = [decode(Slice(file, number)) for number in range(len(levels))]
+    assert [np.unique(frame).tolist() for frame in frames] == [[level] for level in levels]
+    data.PixelData = bytes(len(levels) * 64 * 64 * 3)
+    data.save_as(file)
+    with pytest.raises(DataError, match="the values are RGB or YBR_FULL"):
+        decode(Slice(file, 1))
 
 
 @pytest.mark.parametrize("suffix", ["png", "tiff", "dcm"])

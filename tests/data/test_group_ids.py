@@ -135,6 +135,21 @@ def test_all_images_of_a_patient_are_one_group_and_in_one_part(way, clinic):
     assert 2 <= len(parts["holdout"]) <= 18
 
 
+def test_a_picture_outside_of_folders_of_patients_has_no_id(clinic, tmp_path):
+    clinic.nest()
+    Image.new("L", (4, 4)).save(clinic.root / "left" / "stray.png")
+    with pytest.raises(DataError, match="has no id: add one"):
+        clinic.prepare(groups={"folder": True})
+    part = clinic.root.rename(tmp_path / "part")
+    clinic.root.mkdir()
+    part.rename(clinic.root / "train")
+    with pytest.raises(DataError, match="has no id: add one"):
+        clinic.prepare(groups={"folder": True})
+    (clinic.root / "train/left/stray.png").unlink()
+    clinic.prepare(groups={"folder": True})
+    assert sum(map(len, clinic.parts().values())) == 40
+
+
 def test_a_patient_is_held_out_whatever_the_others_are(clinic):
     clinic.prepare(groups=PATIENTS)
     before = {patient for patients in clinic.parts()["holdout"].values() for patient in patients}

@@ -4,6 +4,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from PIL import Image
 from pydicom import dcmread
 from pydicom.dataset import Dataset
 from pydicom.sequence import Sequence
@@ -159,11 +160,48 @@ def test_a_survey_finds_series_and_their_patients(tmp_path):
     assert (seen.images, seen.persons, seen.localizers, seen.classes) == (42, 6, 7, ("one", "zero"))
 
 
-def test_single_images_are_read_as_before(tmp_path):
-    for person in range(20):
-        file = tmp_path / "in" / "ab"[person % 2] / f"{person}.dcm"
-        write_dicom(file, phantom(person)[0] * 16, f"P{person}", f"1.{person}")
-    assert "volume" not in survey(tmp_path / "in", span=SPAN, classes=ALL).data
+def write_single(root):
+    """Write two images, of two series, for each of ten patients in two classes."""
+    for number in range(20):
+        file = root / "ab"[number % 2] / f"{number}.dcm"
+        write_dicom(file, phantom(number)[0] * 16, f"P{number % 10}", f"1.{number}")
+    return root
+
+
+def write_png(root, count=30):
+    for number in range(count):
+        root.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (12, 16), number).save(root / f"{number:02}.png")
+
+
+def test_single_images_are_no_series_but_state_their_patients(tmp_path):
+    root = write_single(tmp_path / "in")
+    for folder in (root / "a", root / "b"):
+        for number in range(2):
+            (folder / f"0{number}_INFO.txt").write_text("no picture")
+    seen = survey(root, span=SPAN, classes=ALL, skip=0.2)
+    assert "volume" not in seen.data and seen.persons == 10
+    rows = [f"{file.relative_to(root)},{file.parent.name}" for file in root.rglob("*.dcm")]
+    (root / "metadata.csv").write_text("\n".join(["file_name,label", *rows]))
+    listed = survey(root, span=SPAN, label="label", classes=ALL)
+    assert listed.persons == 10 and listed.groups == Groups(dicom=True)
+
+
+@pytest.mark.parametrize("folder", ["another class", "a"])
+def test_patients_are_found_beside_pictures_in_other_formats(folder, tmp_path):
+    root = write_single(tmp_path / "in")
+    write_png(root / folder)
+    with pytest.raises(Unclear, match="DICOM files, which state the PatientID, and other"):
+        survey(root, span=SPAN, classes=ALL)
+    assert survey(root, span=SPAN, classes=ALL, alone=True).persons == 10 + 30
+    with pytest.raises(DataError, match="has no id: add one"):
+        survey(root, span=SPAN, classes=ALL, groups=Groups(dicom=True))
+
+
+def test_a_series_is_found_after_any_number_of_pictures(tmp_path):
+    write_png(tmp_path / "in/a", 60)
+    write_series(tmp_path / "in/b", phantom(0), "P0", "1.0")
+    assert survey(tmp_path / "in", span=SPAN, classes=ALL, alone=True).data["volume"]
 
 
 def test_folders_of_one_patient_each_do_not_become_classes(tmp_path):

@@ -7,6 +7,7 @@ import json
 import random
 import re
 import zipfile
+from datetime import date, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -90,8 +91,8 @@ def test_words_for_a_person_stay_if_the_folder_uses_all_of_them():
 
 def test_numbers_keep_their_form():
     ids = {17003, 23456, 99871, 42000}
-    replaced = numbers_replaced({1, 2, 3, 7, 500, 501, 504, 2019, 2020} | ids, random.Random(0))
-    assert [replaced[n] for n in (1, 2, 3, 2019, 2020)] == [1, 2, 3, 2019, 2020]
+    replaced = numbers_replaced({1, 2, 3, 7, 500, 501, 504, 2019, 2020} | ids, 4, random.Random(0))
+    assert [replaced[n] for n in (1, 2, 3, 2019, 2020)] == [1, 2, 3, 2015, 2016]
     assert replaced[504] - replaced[500] == 4 and replaced[500] < replaced[501] < replaced[504]
     assert {len(str(replaced[n])) for n in ids} == {5}
     assert max(map(replaced.get, ids)) - min(map(replaced.get, ids)) == 99871 - 17003
@@ -103,8 +104,47 @@ def test_the_least_and_largest_ids_are_replaced_too():
     numbers of a continuation are not replaced, but ids must be.
     """
     ids = {972543, 1000768, 9972362, 10003377, 54321098, 99984401}
-    replaced = numbers_replaced(ids, random.Random(0))
+    replaced = numbers_replaced(ids, 4, random.Random(0))
     assert ids.isdisjoint(replaced.values())
+
+
+DATES = """
+%d.%m.%Y|%d/%m/%Y|%m/%d/%Y|%d-%m-%Y|%d_%m_%Y|%d. %m. %Y|%d %m %Y|%d%m%Y|%d.%m.%y|%m/%d/%y|%d-%m-%y
+%Y-%m-%d|%Y/%m/%d|%Y%m%d|%Y-%m-%dT10:11:12|%Y:%m:%d 10:11:12|%m/%d/%Y 9:05
+%d %b %Y|%d%b%Y|%d-%b-%y|%b %d, %Y|%Y-%b-%d
+"""
+
+
+@pytest.mark.parametrize("form", DATES.strip().replace("\n", "|").split("|"))
+def test_dates_of_birth_are_moved_by_the_same_number_of_days(form):
+    generator = random.Random(0)
+    days = [date(1930, 1, 1) + timedelta(days=generator.randrange(30000)) for _ in range(40)]
+
+    def table(moved):
+        return "\n".join(f"{i}.png,{day - moved:{form}}" for i, day in enumerate(days))
+
+    original = table(timedelta(0))
+    disguise = Disguise([original], generator)
+    assert disguise.days >= timedelta(days=365)
+    assert disguise(original) == table(disguise.days)
+
+
+def test_years_of_birth_are_moved_by_about_as_long_as_dates():
+    disguise = Disguise(["1956 1957 1962"], random.Random(0))
+    years = round(disguise.days / timedelta(days=365.25))
+    assert disguise("1956 1957 1962") == f"{1956 - years} {1957 - years} {1962 - years}"
+    assert years >= 1
+
+
+def test_a_year_is_not_moved_onto_a_number_that_stays():
+    replaced = numbers_replaced({*range(1, 2000), 2001}, 5, random.Random(0))
+    assert replaced[2001] not in range(1, 2000)
+
+
+@pytest.mark.parametrize("form", ["{}/{}/{}.png", "{}/{}/{}/1.png", "1.{}.{}.{}"])
+def test_small_numbers_of_paths_and_ids_are_not_dates(form):
+    names = [form.format(a, b, c) for a in range(1, 4) for b in range(1, 9) for c in range(1, 50)]
+    assert [*map(Disguise(names, random.Random(0)), names)] == names
 
 
 @pytest.fixture
@@ -123,7 +163,7 @@ def clinic(tmp_path):
                 exif.get_ifd(IFD.Exif)[Base.DateTimeOriginal] = (
                     f"2024:03:0{place + 1} 12:00:0{view}"
                 )
-                exif.get_ifd(IFD.Exif)[Base.BodySerialNumber] = "Canon775"
+                exif.get_ifd(IFD.Exif)[Base.BodySerialNumber] = "0520775"
                 name = f"{person}_19800{place + 1}01_{view}.{form}"
                 picture.save(folder / kind / name, exif=exif)
                 rows.append(f"{kind}/{name},{person} Ann,AOK-44{place}17")
@@ -163,7 +203,7 @@ def test_a_skeleton_contains_no_word_pixel_or_date(clinic, tmp_path):
     for word in [*secret.split(), "report of", "44017", *(f"19800{i}01" for i in range(1, 7))]:
         assert not re.search(rf"(?i)\b{word}\b|{word}_", text), word
     content = b"".join(path.read_bytes() for path in files)
-    assert b"Canon775" not in content and b"2024:03" not in content and b"%PDF" not in content
+    assert b"0520775" not in content and b"2024:03" not in content and b"%PDF" not in content
     pictures = [np.asarray(Image.open(p).convert("L")) for p in copy.rglob("*.*g")]
     assert len({picture.tobytes() for picture in pictures}) == 24
     for original in clinic.rglob("*.*g"):

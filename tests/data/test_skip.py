@@ -3,6 +3,7 @@ named in a log.
 """
 
 import itertools
+import os
 import stat
 from contextlib import redirect_stderr
 from io import StringIO
@@ -14,7 +15,9 @@ import tifffile
 from PIL import Image
 from program import Terminal
 
+from sfumato.data import shards
 from sfumato.data.layout import ALL
+from sfumato.data.left_out import still_broken
 from sfumato.data.prepare import prepare_sensitive
 from sfumato.data.sources import read_source
 from sfumato.data.store import load_prepared, read_card
@@ -170,3 +173,21 @@ def test_a_survey_leaves_out_like_preparation_for_its_share(tmp_path):
     assert survey(root, classes=ALL, skip=0.1, state=state).data == {"skip": 0.1}
     with pytest.raises(DataError, match="3 files"):
         survey(root, classes=ALL, state=state)
+
+
+@pytest.mark.parametrize("block", [2**20, 10])
+def test_names_that_are_not_utf_8_are_prepared_and_listed(tmp_path, monkeypatch, block):
+    """The person P1 gets a name in Latin-1. A file of this person is broken."""
+    monkeypatch.setattr(shards, "BLOCK_SIZE", block)
+    root = folder(tmp_path / "in")
+    for file in root.rglob("*_P1.png"):
+        file.rename(os.fsdecode(os.fsencode(file).replace(b"P1", b"M\xfcller")))
+    groups = Groups(pattern=r"_(.+)\.png")
+    asked = data(root, skip="10%", groups=groups, holdout_fraction=0.4)
+    prepare_sensitive(asked, tmp_path / "state", tmp_path / "card.json", tmp_path)
+    card = read_card(tmp_path / "card.json")
+    parts = [load_prepared(tmp_path / "state", card, part) for part in ("sensitive", "holdout")]
+    assert [sum(map(len, parts)), sum(len({*part.groups.tolist()}) for part in parts)] == [37, 4]
+    home = tmp_path / "state/data/pets"
+    assert "05_M\\udcfcller.png" in (home / "left_out.txt").read_text()
+    assert still_broken(home, asked)

@@ -69,6 +69,37 @@ def test_it_gives_the_input_of_the_last_layer(tmp_path):
         OwnFeatures(settings.model_copy(update={"architecture": "resnet34"}))
 
 
+def test_a_network_may_take_one_channel(tmp_path):
+    from torchvision import models
+
+    torch.manual_seed(0)
+    network = models.get_model(ARCHITECTURE).eval()
+    network.features[0] = nn.Conv2d(1, 64, kernel_size=3, stride=2)
+    save_file(network.state_dict(), tmp_path / "weights")
+    features = OwnFeatures(named(tmp_path / "weights", architecture=ARCHITECTURE, channels=1))
+    images = torch.rand(2, 3, 24, 24)
+    grey = images.mean(1, keepdim=True)
+    torch.testing.assert_close(features(grey), network(grey))
+    torch.testing.assert_close(features(images), network(grey))
+
+
+def test_the_weights_of_an_mnasnet_are_accepted(tmp_path):
+    from torchvision import models
+
+    network = models.mnasnet0_5().eval()
+    save_file(network.state_dict(), tmp_path / "weights")
+    settings = named(tmp_path / "weights", architecture="mnasnet0_5")
+    images = torch.rand(2, 3, 32, 32)
+    rows = OwnFeatures(settings)(images)
+    torch.testing.assert_close(network.classifier(rows), network(images))
+
+
+def test_images_of_a_size_that_a_network_cannot_take_are_refused(tmp_path):
+    settings = small_file(tmp_path / "weights").model_copy(update={"side": None})
+    with pytest.raises(ConfigError, match="does not take images of shape 3×8×8 .*set `side`"):
+        ProjectedFeatures(OWN, SHAPE, 5, settings.arguments())
+
+
 def test_it_stays_in_evaluation_mode(tmp_path, digits):
     features = OwnFeatures(small_file(tmp_path / "weights"))
     images = digits.batch(range(8))[0]

@@ -1,10 +1,14 @@
 """Whitened patches of textures as filters. With `flip`, a mirrored image has the same row."""
 
+import pytest
 import torch
 
+from sfumato.errors import ConfigError
+from sfumato.features.fourier import FourierFeatures
 from sfumato.features.patches import FILTERS, POOLED_CELLS, SIDE, Patches, whitened_patches
 from sfumato.features.projection import ProjectedFeatures
 from sfumato.features.teacher_network import TeacherNetwork, load_teacher_network, save_teacher
+from sfumato.settings.queries import FeatureMap
 
 
 def test_whitened_patches_are_uncorrelated_and_ignore_the_mean():
@@ -47,3 +51,8 @@ def test_images_smaller_than_a_patch_have_smaller_patches():
         and rows.isfinite().all()
         and rows.std() > 0
     )
+
+
+def test_grey_images_of_one_pixel_per_side_are_refused():
+    with pytest.raises(ConfigError, match="set a smaller `block`"):
+        FourierFeatures((1, 8, 8), [FeatureMap(map="patches", block=8)], 4, seed=0)

@@ -1,9 +1,11 @@
 import pytest
 import torch
 
+from sfumato.errors import DataError
 from sfumato.features import FEATURES
 from sfumato.features.batch_invariant import place_matters, rows_alone
 from sfumato.features.projection import ProjectedFeatures
+from sfumato.features.public_network import ResNet
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +116,17 @@ def test_an_image_at_a_block_centre_has_a_row_of_norm_one(images):
     features.fit(images[:1].expand(40, -1, -1, -1), 0.5, seed=0)
     rows = features(images[:9])
     assert rows.isfinite().all() and rows.norm(dim=1).max() <= 1 + 1e-6
+
+
+@pytest.mark.parametrize(
+    ("feature", "network", "count"),
+    [("pixels", None, 1), ("pixels", None, 4), ("classifier", ResNet((1, 8, 8), 3, width=4), 4)],
+)
+def test_features_are_not_fitted_to_equal_images(images, feature, network, count):
+    """The directions would not be finite, and a query would then release only noise."""
+    features = ProjectedFeatures(feature, (1, 8, 8), 6, network)
+    with pytest.raises(DataError, match=f"fitted to {count} images whose features are equal"):
+        features.fit(images[:1].expand(count, -1, -1, -1), 0.5, seed=0)
 
 
 def test_fitting_is_fixed_by_its_public_seed(images):

@@ -1,5 +1,6 @@
 import json
 import math
+from itertools import product
 
 import pytest
 import torch
@@ -16,8 +17,11 @@ from sfumato.generators.one_step import (
     Target,
     balanced_labels,
     block_of_steps,
+    drawing,
     fit_generator,
+    labels_to_fit,
     load_generator,
+    mismatch,
     new_generator,
     save_generator,
 )
@@ -76,9 +80,12 @@ def test_the_fit_meets_the_target_of_unequal_classes(three_digits, fitted):
 
 
 def test_images_of_one_class_differ(three_digits, fitted):
-    images, labels, _, _ = three_digits
-    drawn, drawn_labels = draw_images(fitted, 600)
-    assert drawn[drawn_labels == 0].std(0).mean() > 0.3 * images[labels == 0].std(0).mean()
+    images, labels, target, priors = three_digits
+    # With a batch of 4, each batch shows two of the three classes
+    small = fit(target, CONFIG.model_copy(update={"batch": 4}), priors)
+    for generator in (fitted, small):
+        drawn, drawn_labels = draw_images(generator, 600)
+        assert drawn[drawn_labels == 0].std(0).mean() > 0.3 * images[labels == 0].std(0).mean()
 
 
 @pytest.mark.parametrize("fast", [False, True])
@@ -94,6 +101,46 @@ def test_the_fit_is_in_bfloat16_on_a_device_that_has_it(fast, bfloat16):
     with register_module_forward_pre_hook(note):
         fit(torch.zeros(1000, 3), CONFIG.model_copy(update={"steps": 2}))
     assert seen[:2] == [fast, fast]  # later calls compute the final statistics
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("count", [2, 9, 10, 13])
+def test_no_class_has_a_single_image_in_a_batch(count, several):
+    """Each class is absent or has two images or more, and no class is absent from all batches."""
+    random = torch.Generator().manual_seed(0)
+    drawn = [labels_to_fit(count, torch.full((5,), 0.2), several, random)[1] for _ in range(100)]
+    numbers = torch.stack([(weights > 0).sum(0) for weights in drawn])
+    assert numbers.sum(1).eq(count).all() and not numbers.eq(1).any()
+    assert numbers.sum(0).gt(0).all()
+
+
+@pytest.mark.parametrize("weights", [(1.0, 1.0), (1.0, 0.5), (1.0, 1.0, 1.0)])
+def test_the_loss_of_a_few_images_is_unbiased(weights):
+    """Average the loss over all batches that can be drawn from three images."""
+    random = torch.Generator().manual_seed(0)
+    rows = F.normalize(torch.randn(3, 20, generator=random), dim=1)
+    target = torch.randn(20, generator=random)
+    weights = torch.tensor(weights)
+    losses = [
+        mismatch(
+            (weights @ rows[[*batch]] / weights.sum())[:, None],
+            target[:, None],
+            weights[:, None],
+            torch.ones(1),
+        )
+        for batch in product(range(3), repeat=len(weights))
+    ]
+    mean = rows.mean(0)
+    number = weights.sum().square() / weights.square().sum()
+    distance = mean.square().sum() - 2 * mean @ target
+    torch.testing.assert_close(torch.stack(losses).mean(), distance + 1 / (number - 1))
+
+
+def test_a_class_with_one_image_adds_nothing_to_the_loss():
+    embedding = torch.ones(20, 2, requires_grad=True)
+    weights = torch.tensor([[0.0, 1.0], [0.0, 1.0], [0.7, 0.0]])
+    mismatch(embedding, torch.zeros(20, 2), weights, torch.ones(2)).backward()
+    assert embedding.grad.abs().sum(0).gt(0).tolist() == [False, True]
 
 
 def test_the_seed_fixes_the_generator_and_the_images():
@@ -162,6 +209,12 @@ def test_a_saved_generator_draws_the_same_images_or_none(tmp_path, shape):
         images, labels = draw_images(load_generator(tmp_path), count)
         assert images.shape == (count, *shape) and len(labels) == count
         assert torch.equal(images, draw_images(generator, count)[0])
+
+
+def test_images_of_a_million_pixels_are_drawn_one_at_a_time():
+    generator = new_generator((1, 1024, 1024), 2, 2, 2, seed=0)
+    parts, labels = drawing(generator, 2)
+    assert next(parts).shape == (1, 1, 1024, 1024) and len(labels) == 2
 
 
 def test_the_statistics_of_the_averaged_network_are_its_own():
@@ -241,6 +294,13 @@ def test_a_class_is_held_where_the_fit_begins_to_learn_its_noise():
 def test_a_class_that_comes_nearer_is_not_held():
     stopping, _ = stopped_at(noise=0.0, steps=100 + PATIENCE)
     assert not stopping.held.any() and torch.equal(stopping.targets[0], stopping.matches[0].table)
+
+
+def test_a_class_is_not_held_for_steps_without_its_images():
+    stopping = EarlyStopping([FeatureMeans(torch.zeros(1000, 2), FEATURES)], 0)
+    for _ in range(2 * PATIENCE):
+        stopping.observe([torch.ones(1000, 2)], torch.tensor([[1.0, 0.0]]).repeat(2, 1))
+    assert stopping.held.tolist() == [True, False]
 
 
 def test_a_release_that_is_noise_alone_is_not_followed():

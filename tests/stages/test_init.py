@@ -24,6 +24,7 @@ from sfumato.data.survey import survey
 from sfumato.planning import estimate
 from sfumato.planning import project as project_module
 from sfumato.planning.create import Owner, choose_name, understood
+from sfumato.planning.folder import prepare_images
 from sfumato.privacy.accountant import default_delta
 from sfumato.privacy.odometer import Odometer
 from sfumato.settings.data import Groups
@@ -462,6 +463,24 @@ def test_pictures_added_after_preparation_are_reported(desk, init, tmp_path, set
     assert not changed(terminal=False), "a log"
     desk.run("prepare sensitive")
     assert not changed(terminal=True)
+
+
+def test_relative_paths_start_at_the_project_from_any_folder(
+    desk, init, tmp_path, settled, monkeypatch
+):
+    root = write_shapes(tmp_path / "in")
+    init()
+    rows = [f"{file.relative_to(root)},P{file.stem}" for file in root.glob("*/*.png")]
+    Path("persons.csv").write_text("\n".join(["file,group", *rows]))
+    params = own()
+    params["data"] |= {"path": "../in", "groups": {"csv": "persons.csv"}}
+    params["privacy"]["unit"] = "group"
+    Path("params.yaml").write_text(yaml.safe_dump(params))
+    with monkeypatch.context() as elsewhere:
+        elsewhere.chdir(tmp_path)
+        prepare_images(tmp_path / "project", Path(os.environ["SFUMATO_STATE"]))
+    desk.terminal = True
+    assert "have changed since" not in desk.run("plan --dry-run")
 
 
 def test_what_the_plan_would_warn_of_is_said_at_once(desk, quick, project, tmp_path):

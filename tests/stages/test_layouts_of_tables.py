@@ -28,12 +28,6 @@ from layouts import (
 )
 
 
-def beside(root: Path) -> None:
-    """Write class folders, and a table with the person of each picture."""
-    names = folders()(root)
-    table(root, {"file_name": names, "participant-id": [IDS[i % 20] for i in range(60)]})
-
-
 def accented(root: Path) -> None:
     """Write files with names in macOS's form of Unicode, and a table in the usual form."""
     names = draw(root, [unicodedata.normalize("NFD", f"schädel/{i}.png") for i in range(48)])
@@ -74,11 +68,21 @@ def beside_folders(name: str, content: bytes = b"PK", form: str = "{kind}/{i}.pn
     return both(folders(form), lambda root: (root / name).write_bytes(content))
 
 
-def twice(root: Path) -> None:
-    """Write class folders and two tables, one of them with persons."""
-    beside(root)
-    (root / "metadata.csv").rename(root / "persons.csv")
-    table(root, {"image": ["benign/0.png"], "site": ["north"]}, "sites.csv")
+def with_persons(write, name: str = "persons.csv", head: str = "image"):
+    """Return a function that also writes a table, in which each person has three pictures.
+
+    head: title of the column with the pictures' names.
+    """
+
+    def also(root: Path) -> None:
+        write(root)
+        names = sorted(str(file.relative_to(root)) for file in root.rglob("*.png"))
+        ids = [IDS[number // 3] for number in range(len(names))]
+        table(root, {head: names, "Patient ID": ids}, name)
+        if name.endswith("tsv"):
+            (root / name).write_text((root / name).read_text().replace(",", "\t"))
+
+    return also
 
 
 ROWS = {
@@ -175,7 +179,6 @@ ROWS = {
         classes=("left", "right"),
     ),
     "folders and a like table": images(tabled("label=kind", form="{kind}/{i}.png")),
-    "folders and persons": persons("column", beside),
     "a table, labels spelled in two ways": refused(tabled("label=spelled"), "may be one class"),
     "a table, missing labels": refused(tabled("label=gap"), "may mean a missing label"),
     "a table, label of e-mails": refused(tabled("label=mail"), ASKED),
@@ -241,15 +244,34 @@ ROWS = {
         }.items()
     },
     "Patients.xlsx beside class folders": images(
-        beside_folders("Patients.xlsx"), "save it as metadata.csv", "all " + WHOLE
+        beside_folders("Patients.xlsx"), "save it as metadata.csv", "alone " + WHOLE
     ),
     "cp1252.csv beside class folders": images(
         beside_folders("cp1252.csv", "Datei,Patient\nbenign/0.png,Müller".encode("cp1252")),
         "save it as a regular file of UTF-8",
-        "all " + WHOLE,
+        "alone " + WHOLE,
     ),
     "notes beside class folders": images(beside_folders("README.txt")),
-    "two tables beside class folders": refused(twice, "one table is read"),
+    **{
+        f"persons in {name} beside class folders": persons("column", with_persons(folders(), name))
+        for name in ("metadata.csv", "PERSONS.CSV", "metadata.CSV", "persons.tsv")
+    },
+    **{
+        f"persons in an unread table beside {kind}": images(
+            write, "its column Patient ID may contain persons' ids", "alone " + WHOLE, classes
+        )
+        for kind, write, classes in [
+            ("class folders", with_persons(folders(), head="image_file"), KINDS),
+            ("another table", with_persons(folders(), "a.csv", "where"), KINDS),
+            ("labels", with_persons(tabled("label=kind")), KINDS),
+            ("a folder", with_persons(tabled("label=kind"), "scans/persons.csv"), KINDS),
+            (
+                "several labels",
+                with_persons(tabled("mass=bit, nodule=other", "labels.csv"), "metadata.csv"),
+                ("mass", "nodule"),
+            ),
+        ]
+    },
     "a table each for train and valid": refused(
         lambda root: [
             table(

@@ -4,6 +4,7 @@ import torch
 
 from sfumato.data.images import ImageSet, load_images, save_images
 from sfumato.errors import DataError
+from sfumato.features.public_network import WhitenedCNN
 from sfumato.settings.training import Classifier
 from sfumato.training import supervised
 from sfumato.training.public_classifier import shuffled, train_public_classifier
@@ -60,6 +61,17 @@ def test_memory_mapped_images_are_read_batch_by_batch(digits, tmp_path):
     train_public_classifier(watched, short, 0, lambda *at: seen.append(at))
     assert 0 < Watched.largest <= 512
     assert seen == [(1, 2), (2, 2)]
+
+
+@pytest.mark.parametrize(("side", "number"), [(8, 1890), (64, 1890), (128, 1250)])
+def test_large_images_are_whitened_from_fewer(side, number, monkeypatch):
+    shapes = []
+    monkeypatch.setattr(WhitenedCNN, "whiten", lambda _, images: shapes.append(images.shape))
+    blank = np.broadcast_to(np.uint8(0), (2100, side, side, 1))
+    images = ImageSet(blank, np.arange(2100) % 2, ("a", "b"))
+    settings = Classifier(width=1, steps=1, network="whitened")
+    train_public_classifier(images, settings, seed=0)
+    assert shapes == [(number, 1, side, side)]
 
 
 def test_each_pass_shows_each_image_once_in_a_new_order():

@@ -209,12 +209,14 @@ def test_relabelled_public_digits_take_sensitive_labels(desk, public):
     assert json.loads((counted / "histogram.json").read_text()) == told
     (record,) = read_artifact(counted, "histogram").records.values()
     assert record["sensitivity"].startswith("√1") and record["event"]["type"] == "PoissonSampled"
-    out = desk("select", ratio=0.5)
+    half = np.load(desk("select", ratio=0.5) / "indices.npy", allow_pickle=False)
+    out = desk("select")
     indices, labels = (
         np.load(out / name, allow_pickle=False) for name in ("indices.npy", "labels.npy")
     )
     original = np.load(public / "labels.npy")[indices]
     assert (np.diff(indices) > 0).all() and len(indices) == 1797
+    assert np.array_equal(indices, half), "by default, each class gets at least one public class"
     assert np.array_equal(original, labels), "each digit's own class has the most votes of it"
     chosen = json.loads((out / "selection.json").read_text())
     assert chosen["labels"] == "sensitive"
@@ -239,6 +241,8 @@ def test_a_teacher_labels_public_digits_that_are_released(desk, public):
         record["stage"]: record for record in read_artifact(taught, "teacher").records.values()
     }
     assert set(records) == {"count", "teacher"} and records["teacher"]["event"]["count"] == 20
+    default = desk("select", by="teacher")
+    assert len(np.load(default / "indices.npy")) == 10 * (2 * 1797 // 10), "fewer than 20 000"
     chosen = desk("select", by="teacher", images=600)
     indices, labels = (
         np.load(chosen / name, allow_pickle=False) for name in ("indices.npy", "labels.npy")

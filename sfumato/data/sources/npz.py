@@ -78,8 +78,12 @@ def read_npz(request: Request, raw: Path) -> Source:
     size = sum(map(len, labels.values()))
     persons = None
     if groups is not None:
-        ids = np.concatenate([arrays[name] for name in ids_in])
-        persons = checked_ids(ids_of_array(ids, size, f"{path}: `{owners}`"), groups)
+        sizes = [size] if ids_in == [owners] else map(len, labels.values())
+        ids = [
+            ids_of_array(arrays[name], count, f"{path}: `{name}`")
+            for name, count in zip(ids_in, sizes, strict=True)
+        ]
+        persons = checked_ids([*chain.from_iterable(ids)], groups)
 
     read = {
         part: examples(arrays[f"{part}images"], labels[part], request, path.name) for part in parts
@@ -110,19 +114,29 @@ def labels_of(
     ):
         held = f"{part}images are {images.dtype} {images.shape}"
         raise DataError(f"{path}: {held}, expected uint8 (N, H, W) or (N, H, W, C) with C 1 or 3")
+    check_integers(path, f"{part}labels", labels)
     count = len(images)
     expected = [(count,), (count, 1)]
     way = "; for several labels per image, set data.labels: several"
     if several:
         expected = [(count, len(classes))]
         way = ""
-    if labels.dtype.kind not in "iu" or labels.shape not in expected:
+    if labels.shape not in expected:
         held = f"{part}labels are {labels.dtype} {labels.shape}"
         raise DataError(f"{path}: {held}, expected integers {expected[0]}{way}.")
     if not several:
         labels = labels.reshape(-1)
     check_labels(labels, classes, path)
     return labels
+
+
+def check_integers(path: Path, name: str, labels: np.ndarray) -> None:
+    """Raise DataError if the labels in the array `name` are not integers."""
+    if labels.dtype.kind not in "iu":
+        raise DataError(
+            f"{path}: {name} are {labels.dtype} {labels.shape}, expected integers: number the "
+            "classes from 0, and write their names, in this order, into the array `classes`."
+        )
 
 
 def archive_layout(path: Path) -> tuple[Form, list[str]]:
@@ -133,10 +147,15 @@ def archive_layout(path: Path) -> tuple[Form, list[str]]:
     its number.
     """
     arrays = arrays_in(path, AS_PLAIN_ARRAYS)
-    labels = [array for name, array in arrays.items() if name.endswith("labels") and array.size]
+    stems = {name: re.sub("^(train|val|test)_", "", name) for name in arrays}
+    labels = []
+    for name, array in arrays.items():
+        if stems[name] == "labels" and array.size:
+            check_integers(path, name, array)
+            labels.append(array)
     several = any(part.ndim == 2 and part.shape[1] > 1 for part in labels)
     form: Form = {"name": "npz", "several": several}
     if "classes" not in arrays and labels:
         count = labels[0].shape[-1] if several else 1 + int(max(part.max() for part in labels))
         form["classes"] = tuple(map(str, range(count)))
-    return form, sorted({re.sub("^(train|val|test)_", "", name) for name in arrays})
+    return form, sorted({*stems.values()})

@@ -2,6 +2,8 @@
 when the program ends.
 """
 
+from __future__ import annotations
+
 import atexit
 import bz2
 import gzip
@@ -13,13 +15,15 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from filelock import Timeout
 
-from sfumato.data.formats import HEAD
+from sfumato.data.decoding import decode
+from sfumato.data.formats import HEAD, AnotherFormat
 from sfumato.data.sources.splits import TEST, TRAIN, folders_in, is_test, visible
 from sfumato.data.sources.tabled import samples_in
 from sfumato.data.tables import FILE, METADATA, check_parquet, records_of, table_path
@@ -37,6 +41,10 @@ from sfumato.storage.limits import (
 from sfumato.storage.locks import file_lock, holding
 from sfumato.storage.state_directory import state_dir
 
+if TYPE_CHECKING:
+    from pyarrow import DataType
+    from pyarrow.parquet import ParquetFile
+
 # Functions that open a compressed tar file, by its last suffix
 COMPRESSED: dict[str, Callable[..., Any]] = {
     **dict.fromkeys((".gz", ".tgz"), gzip.open),
@@ -44,6 +52,8 @@ COMPRESSED: dict[str, Callable[..., Any]] = {
     **dict.fromkeys((".bz2", ".tbz2"), bz2.open),
 }
 CHUNK = 2**20  # bytes to inflate at a time
+FIRST_CELLS = 10  # number of cells to decode, to find out whether a column contains pictures
+UTF8_FLAG = 0x800  # flag of a file in a zip whose name is in UTF-8
 DAMAGED = (*UNREADABLE, tarfile.TarError, lzma.LZMAError, zlib.error, EOFError, OverflowError)
 UNPACKED = "unpacked"  # folder in the state directory for unpacked archives
 # Private folders with unpacked archives, and private copies of files from URLs. A key consists of
@@ -98,7 +108,7 @@ def tables_at(path: Path) -> list[Path]:
     Returns an empty list if the folder also contains a table of labels (see `table_path`), or a
     folder other than `data`.
     """
-    if path.suffix == ".parquet" and path.is_file():
+    if is_parquet(path) and path.is_file():
         return [path]
     if (
         path.is_dir()
@@ -111,7 +121,12 @@ def tables_at(path: Path) -> list[Path]:
 
 def parquet_in(folder: Path) -> list[Path]:
     """Return the Parquet files of a folder and of its subfolder `data`, where hubs store them."""
-    return sorted([*files_in(folder, "*.parquet"), *files_in(folder / "data", "*.parquet")])
+    found = [*files_in(folder, "*"), *files_in(folder / "data", "*")]
+    return sorted(filter(is_parquet, found))
+
+
+def is_parquet(path: Path) -> bool:
+    return path.suffix.lower() == ".parquet"
 
 
 def private_folder() -> Path:
@@ -211,7 +226,7 @@ def extract(path: Path, folder: Path, allowance: Allowance) -> None:
         entries = archive.infolist()
         for entry in entries:
             # Some Windows programs separate folders by backslashes
-            entry.filename = entry.filename.replace("\\", "/")
+            entry.filename = utf8_name(entry).replace("\\", "/")
         if len({entry.filename for entry in entries}) < len(entries):
             raise ValueError("two of its files have the same name")
         for entry in entries:
@@ -220,6 +235,18 @@ def extract(path: Path, folder: Path, allowance: Allowance) -> None:
             allowance.take(entry.file_size)
         for entry in entries:
             archive.extract(entry, folder)
+
+
+def utf8_name(entry: zipfile.ZipInfo) -> str:
+    """Return the name of a file in a zip.
+
+    macOS writes names in UTF-8 without the flag that states this, so `zipfile` decodes them as
+    cp437.
+    """
+    if not entry.flag_bits & UTF8_FLAG:
+        with suppress(UnicodeError):
+            return entry.filename.encode("cp437").decode()
+    return entry.filename
 
 
 def is_compressed_tar(path: Path) -> bool:
@@ -296,11 +323,11 @@ def readable_archive(path: Path) -> AbstractContextManager[None]:
 
 def in_archives(text: str) -> str:
     """Replace the private folders in a text by the paths of the archives that were unpacked into
-    them.
+    them, and escape bytes of file names that are not UTF-8.
     """
     for (path, *_), folder in reversed(MADE_HERE.items()):  # the innermost folder first
         text = text.replace(str(folder), str(path))
-    return text
+    return text.encode(errors="backslashreplace").decode()
 
 
 @contextmanager
@@ -367,7 +394,7 @@ def unpack_table(file: Path, place: Path, allowance: Allowance) -> Iterator[dict
     Yields one dict per row: the cells of the columns without pictures, and the name of the
     picture's file, with the key FILE.
     """
-    from pyarrow import parquet
+    from pyarrow import parquet, types
 
     wrong = f"{file} cannot be read as a Parquet file with pictures inside"
     causes = (*UNREADABLE, IndexError)
@@ -388,19 +415,19 @@ def unpack_table(file: Path, place: Path, allowance: Allowance) -> Iterator[dict
             )
         )
         schema = table.schema_arrow
-        # Hugging Face's `datasets` writes a picture as a struct of its bytes and perhaps its path.
-        # It writes the names of classes into the metadata
-        binary = [
-            field.name
-            for field in schema
-            if str(field.type).startswith(("struct<bytes: ", "binary"))
-        ]
+        # Hugging Face's `datasets` writes the names of classes into the metadata
+        binary = [field for field in schema if holds_bytes(field.type)]
         if not binary:
             raise DataError(
                 f"{file} has no column of pictures: write the bytes of the pictures into a column, "
                 "as Hugging Face's `datasets` does"
             )
-        column = binary[0]  # other columns of pictures, such as masks, are left out
+        pictures = [
+            field.name
+            for field in binary
+            if types.is_struct(field.type) or contains_pictures(table, field.name, file, place)
+        ] or [field.name for field in binary]
+        column = pictures[0]  # other columns of pictures, such as masks, are left out
         about = parse_json(
             (schema.metadata or {}).get(b"huggingface", b'{"info": {"features": {}}}').decode()
         )
@@ -408,10 +435,14 @@ def unpack_table(file: Path, place: Path, allowance: Allowance) -> Iterator[dict
             key: kind.get("feature", kind).get("names")
             for key, kind in about["info"]["features"].items()
         }
-        others = [field.name for field in schema if field.name not in binary]
+        others = [field.name for field in schema if field.name not in pictures]
         for number, row in enumerate(records_of(table, others, str(file), column)):
             picture = row.pop(column)
-            pixels, called = picture.values() if isinstance(picture, dict) else (picture, "")
+            pixels = picture
+            called = None
+            if isinstance(picture, dict):
+                pixels = picture["bytes"]
+                called = picture.get("path")
             if pixels is None:
                 raise DataError(
                     f"{file}, row {number + 1}, has no picture: write the picture's bytes, or "
@@ -425,10 +456,46 @@ def unpack_table(file: Path, place: Path, allowance: Allowance) -> Iterator[dict
             yield {key: named(value, names.get(key)) for key, value in row.items()} | {FILE: name}
 
 
+def holds_bytes(kind: DataType) -> bool:
+    """Return whether the cells of a column are bytes or, as Hugging Face's `datasets` writes
+    pictures, structs of bytes and perhaps a path.
+    """
+    from pyarrow import types
+
+    if types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
+        kind = kind.field("bytes").type
+    return types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind)
+
+
+def contains_pictures(table: ParquetFile, column: str, file: Path, place: Path) -> bool:
+    """Return whether one of the first cells of a column is a picture. Ids may be bytes too.
+
+    file: path of the table; place: folder in which to write a cell for a moment.
+    """
+    picture = temporary_name(place / file.name)
+    for row in islice(records_of(table, [], str(file), column), FIRST_CELLS):
+        picture.write_bytes(row[column] or b"")
+        try:
+            decode(picture, (0, 1))
+            return True
+        except AnotherFormat:
+            return True
+        except DataError:
+            continue
+        finally:
+            picture.unlink()
+    return False
+
+
 def named(value: Any, names: list[str] | None) -> Any:
-    """Return a label's name, or the names of a list of labels. A number below 0 means no label."""
+    """Return a label's name, or the names of a list of labels. A number below 0 means no label.
+
+    Bytes are returned as text.
+    """
     if isinstance(value, list):
         return [named(one, names) for one in value]
+    if isinstance(value, bytes):
+        return value.decode(errors="backslashreplace")
     if names is None or value is None:
         return value
     if value < 0:

@@ -116,7 +116,8 @@ def pictures_below(root: Path) -> list[Path]:
 
 
 def is_picture(file: Path) -> bool:
-    named = file.suffix.lower() in registered_extensions() or is_volume(file)
+    pictures = registered_extensions().keys() - {".pdf"}  # Pillow writes PDFs, but reads none
+    named = file.suffix.lower() in pictures or is_volume(file)
     return file.is_file() and (named or is_dicom(file))
 
 
@@ -149,6 +150,7 @@ def list_labels(request: Request) -> Listing:
     places: list[Place] = []
     for file in files:
         *cells, who = rows[file]
+        cells = [cell.strip() for cell in cells]
         if column:
             listed = {*labels_listed(cells[0])}
             if not listed <= {*classes}:
@@ -177,8 +179,9 @@ def numbered(rows: list[Place], official: bool, request: Request) -> Listing:
     """Replace the labels of rows, which are text, by the numbers of classes.
 
     The classes are `request.classes` or, if that is None, all labels that occur. In the second
-    case, the classes depend on the images. A label may be the name of a class. If no class has a
-    number as its name, a label may also be the number of a class, from 0.
+    case, the classes depend on the images. A label may be the name of a class, also with spaces
+    around it. If no class has a number as its name, a label may also be the number of a class, from
+    0.
 
     official: whether there is a test split.
 
@@ -186,12 +189,13 @@ def numbered(rows: list[Place], official: bool, request: Request) -> Listing:
     """
     rows = sorted(rows, key=lambda row: row.held_out)
     labels = [row.label for row in rows]
+    classes = request.classes or classes_in([label.strip() for label in labels])
+    labels = [label if label in classes else label.strip() for label in labels]
     if "" in labels:
         raise DataError(
             f"{request.path}: picture {labels.index('') + 1} has no label: add one. Pictures are "
             "counted in the order of the table or the tar files, and hold-out pictures come last"
         )
-    classes = classes_in(labels) if request.classes is None else request.classes
     numbers = {text: i for i, text in enumerate(classes)}
     if not any(name.isdecimal() for name in classes):
         given = {text: int(text) for text in labels if text.isdecimal() and len(text) < 10}
@@ -201,7 +205,8 @@ def numbered(rows: list[Place], official: bool, request: Request) -> Listing:
             f"{request.path} contains the label {unknown[:40]!r}, which is not in data.classes: "
             "add all labels to data.classes."
         )
-    return Listing(classes, [row._replace(label=numbers[row.label]) for row in rows], official)
+    places = [row._replace(label=numbers[label]) for row, label in zip(rows, labels, strict=True)]
+    return Listing(classes, places, official)
 
 
 def classes_in(labels: Sequence[str]) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from sfumato.data.layout import ALL
 from sfumato.data.prepare import prepare_sensitive
 from sfumato.data.survey import survey
 from sfumato.errors import DataError
-from sfumato.settings.data import Data
+from sfumato.settings.data import Data, Groups
 
 
 @pytest.fixture
@@ -98,6 +98,17 @@ def test_a_zip_with_backslashes_is_read(folder, tmp_path):
     assert (seen.classes, seen.counts) == (("cat", "dog"), (12, 12))
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "cp437"])
+def test_names_in_a_zip_are_read_without_their_encoding(encoding, folder, tmp_path):
+    """macOS writes names in UTF-8, and older programs in cp437, without the flag for UTF-8."""
+    name = "Hündin".encode(encoding)
+    placeholder = "x" * len(name)
+    (folder / "dog").rename(folder / placeholder)
+    file = zipped(tmp_path / "in.zip", folder)
+    file.write_bytes(file.read_bytes().replace(placeholder.encode(), name))
+    assert survey(file, classes=ALL).classes == ("Hündin", "cat")
+
+
 @pytest.mark.parametrize("name", ["set/cat/9x.png", "set/loose.png", "set/cat/deep/0.png"])
 def test_messages_name_the_archive_and_no_temporary_folder(name, folder, tmp_path):
     file = zipped(tmp_path / "in.zip", folder, more=[(name, b"no picture")])
@@ -125,6 +136,27 @@ def rows_of(folder):
         {"image": {"bytes": p.read_bytes(), "path": p.name}, "label": p.parent.name}
         for p in pictures
     ]
+
+
+COLUMNS = {  # columns of a table of pictures, given their bytes
+    "one large": lambda cells: {"image": pyarrow.array(cells, pyarrow.large_binary())},
+    "path first": lambda cells: {"image": [{"path": "x.png", "bytes": cell} for cell in cells]},
+    "ids first": lambda cells: {
+        "patient_id": [f"P{number // 3}".encode() for number in range(len(cells))],
+        "image": [b"no picture", *cells[1:]],
+    },
+}
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_pictures_in_parquet_are_known_by_type_and_content(name, folder, tmp_path):
+    rows = rows_of(folder)
+    columns = COLUMNS[name]([row["image"]["bytes"] for row in rows])
+    table = pyarrow.table(columns | {"label": [row["label"] for row in rows]})
+    parquet.write_table(table, tmp_path / "in.PARQUET")
+    seen = survey(tmp_path / "in.PARQUET", skip=0.1)
+    assert (seen.classes, seen.counts) == (("cat", "dog"), (12, 12))
+    assert seen.groups == (Groups(column="patient_id") if "patient_id" in columns else None)
 
 
 @pytest.mark.parametrize("cell", [{"bytes": None, "path": "x.png"}, None])

@@ -1,5 +1,6 @@
 """A folder of pictures whose table has a column of 0 and 1 for each label."""
 
+import json
 import shutil
 from contextlib import nullcontext
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 from PIL import Image
 from writers import write_npz
 
-from sfumato.data.layout import Unclear, layout_of
+from sfumato.data.layout import ALL, Unclear, layout_of
 from sfumato.data.sources import read_source
 from sfumato.errors import ConfigError, DataError, SfumatoError
 from sfumato.settings.data import Data
@@ -49,6 +50,8 @@ def test_each_picture_gets_the_labels_of_its_row(folder, name):
     source, found = read(folder)
     assert source.classes == ("nodule", "mass") and source.test is None
     assert found == [(10, [0, 1]), (20, [1, 1]), (30, [1, 0])]
+    (folder / name).write_text(TABLE.replace(",", ", "))
+    assert read(folder)[1] == found and layout_of(folder, None)[0]["classes"] == source.classes
 
 
 def test_the_columns_that_are_labels_may_be_named(folder):
@@ -122,6 +125,34 @@ def test_several_labels_are_recognised_by_columns_or_lists(folder, table, expect
     if table != "file_name,mass\na.png,1\n":
         with pytest.raises(Unclear, match="could define the classes"):
             layout_of(folder, None)
+
+
+@pytest.mark.parametrize("cell", ["-1", "-1.0", "", "U", "0.5", "NaN"])
+@pytest.mark.parametrize(
+    "table",
+    [
+        "file_name,mass,nodule,effusion\na.png,1,0,{}\nb/2.png,0,1,1\n",
+        "file_name,mass,disease\na.png,1,{}\nb/2.png,0,1\n",
+        "file_name,nodule,mass\na.png,{0},1\nb/2.png,1,{0}\n",
+    ],
+)
+def test_columns_with_uncertain_cells_are_not_dropped(folder, table, cell):
+    (folder / "labels.csv").write_text(table.format(cell))
+    for classes in (None, ALL):
+        with pytest.raises(Unclear, match="with uncertain or empty cells: .*Write 0 or 1 in"):
+            layout_of(folder, None, classes=classes)
+    if "nodule,effusion" in table:
+        form, _ = layout_of(folder, None, classes=("nodule", "mass"))
+        assert form["several"] and form["classes"] == ("nodule", "mass")
+
+
+def test_uncertain_numbers_in_json_are_not_dropped(folder):
+    (folder / "labels.csv").unlink()
+    rows = [{"file_name": name, "mass": 0, "nodule": 1, "effusion": 1} for name in ("a", "2", "10")]
+    rows[1]["effusion"] = -1.0
+    (folder / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(Unclear, match="with uncertain or empty cells: effusion. Write 0 or 1"):
+        layout_of(folder, None)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from writers import NPZ, read_all, write_npz
 
 from sfumato.data.images import write_header
 from sfumato.data.sources import read_source
+from sfumato.data.survey import survey
 from sfumato.errors import DataError
 from sfumato.settings.data import Data
 
@@ -19,6 +20,12 @@ def test_an_npz_gives_its_images_labels_and_classes(tmp_path):
     source, images, labels = read_all(write_npz(tmp_path), tmp_path)
     assert np.array_equal(np.stack(images)[..., 0], NPZ["images"])
     assert source.classes == ("a", "b") and labels == [0, 1, 0, 1]
+
+
+def test_the_suffix_of_an_npz_may_be_in_any_case(tmp_path):
+    write_npz(tmp_path)
+    file = (tmp_path / "set.npz").rename(tmp_path / "SET.NPZ")
+    assert survey(file, classes="all").images == 4
 
 
 @pytest.mark.parametrize(
@@ -44,6 +51,26 @@ def test_an_npz_gives_its_images_labels_and_classes(tmp_path):
 def test_an_npz_that_cannot_be_used_is_refused(tmp_path, changes, message):
     with pytest.raises(DataError, match=message):
         read_source(write_npz(tmp_path, **changes), tmp_path)
+
+
+@pytest.mark.parametrize("labels", [["a", "b"], [b"a", b"b"], [0.0, np.nan], [True, False]])
+def test_labels_other_than_integers_are_refused_with_advice(tmp_path, labels):
+    data = write_npz(tmp_path, labels=np.array(labels * 2), classes=None)
+    with pytest.raises(DataError, match="labels are .*, expected integers: number the classes"):
+        survey(Path(data.path))
+
+
+def test_ids_of_each_part_are_checked_before_they_are_joined(tmp_path):
+    arrays = {f"{part}_{name}": NPZ[name] for part in ("train", "test") for name in NPZ}
+    arrays |= {"train_groups": np.arange(11, 15), "test_groups": np.array(["p", "p", "q", "s"])}
+    np.savez(tmp_path / "set.npz", **arrays)
+    data = Data(
+        source="npz", path=str(tmp_path / "set.npz"), classes=("a", "b"), groups={"array": True}
+    )
+    assert read_source(data, tmp_path).groups == ["11", "12", "13", "14", "p", "p", "q", "s"]
+    np.savez(tmp_path / "set.npz", **arrays | {"test_groups": np.arange(4)[:, None]})
+    with pytest.raises(DataError, match="`test_groups` is an array .* with 2 dimension"):
+        read_source(data, tmp_path)
 
 
 def test_a_file_that_is_no_npz_is_refused(tmp_path):

@@ -100,6 +100,15 @@ def test_labels_may_be_class_numbers_but_not_mixed_with_names(tmp_path):
         read_all(data(tmp_path, classes=("2", "1")), tmp_path)
 
 
+def test_spaces_after_commas_are_no_part_of_labels(tmp_path):
+    file = write_table(tmp_path, rows_of()) / "metadata.csv"
+    file.write_text(file.read_text().replace(",", ", "))
+    assert survey(tmp_path, classes=ALL).classes == ("cat", "dog")
+    assert read_all(data(tmp_path), tmp_path)[2] == [1, 0, 1, 0]
+    earlier = data(tmp_path, classes=(" dog", " cat"))  # as an earlier version named them
+    assert read_all(earlier, tmp_path)[2] == [1, 0, 1, 0]
+
+
 def test_train_and_test_with_a_table_each_bring_the_hold_out(tmp_path):
     write_table(tmp_path / "train", rows_of())
     write_table(tmp_path / "test", rows_of())
@@ -182,6 +191,12 @@ def test_a_malformed_json_line_is_named_by_its_number(tmp_path, line):
     file.write_text(file.read_text() + line)
     with pytest.raises(DataError, match="row 5"):
         read_source(data(tmp_path), tmp_path)
+
+
+def test_a_document_beside_the_table_needs_no_row(tmp_path):
+    write_table(tmp_path, rows_of())
+    (tmp_path / "consent.pdf").write_bytes(b"%PDF-1.7")
+    assert len(read_all(data(tmp_path, groups={"column": "patient"}), tmp_path)[1]) == len(WORDS)
 
 
 def test_a_picture_that_cannot_be_decoded_is_named(tmp_path):
@@ -329,6 +344,11 @@ def test_what_a_folder_holds_is_recognised_by_its_layout(tmp_path):
     assert survey(tmp_path / "c", label="label", classes=ALL).classes == ("x", "y")
     (tmp_path / "c/metadata.csv").write_text("file_name,label\ncat/0.png,cat\ndog/0.png,dog\n")
     assert layout_of(tmp_path / "c", None)[0] == {"name": "imagefolder"}, "both agree"
+    (tmp_path / "c/cat/1.png").write_bytes(png(1))
+    for rows, different in {"cat/0.png,dog\ndog/0.png,cat": 3, "0.png,cat\n1,cat": 1}.items():
+        (tmp_path / "c/metadata.csv").write_text(f"file_name,label\n{rows}\n")
+        with pytest.raises(Unclear, match=f"and they differ for {different} images"):
+            layout_of(tmp_path / "c", None)
     write_table(tmp_path / "d", [{"file_name": "0.png", "sex": "f", "age": 3}])
     with pytest.raises(ConfigError, match="label_column"):
         layout_of(tmp_path / "d", None)
