@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import stat
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -69,12 +70,7 @@ def doctor(skeleton: SkeletonOption = None, out: OutOption = Path("skeleton.zip"
     table.add_row("DVC repository", "yes" if os.path.isdir(".dvc") else "no")
     table.add_row("DVC's lock", rwlock_in_words())
     table.add_row("dvc.lock", lock_in_words())
-    own = f"dvc config --local core.site_cache_dir {state / DVC_INDEX}"
-    shared = (
-        "shared with all accounts of this machine: any of them can write code into the index, and "
-        f"`dvc checkout` runs it. To use a private index, run `{own}`"
-    )
-    table.add_row("DVC's index", index_of_dvc() or shared)
+    table.add_row("DVC's index", index_in_words(state / DVC_INDEX))
     table_console().print(table)
 
 
@@ -103,14 +99,35 @@ def show_skeleton(folder: Path, out: Path) -> None:
     typer.echo(f"Look through {out} before you send it: it is not differentially private.")
 
 
-def index_of_dvc() -> str | None:
-    """Return the folder of DVC's index, if the environment or DVC's settings set it."""
+def index_in_words(own: Path) -> str:
+    """Describe the folder of DVC's index. own: the folder that `stage run` uses.
+
+    If other accounts may be able to write into it, the text contains the remedy.
+    """
+    if importlib.util.find_spec("dvc") is None:
+        return "none, because DVC is not installed: `stage run` runs the stages itself"
     from dvc.config import Config, ConfigError
 
-    named = os.environ.get("DVC_SITE_CACHE_DIR")
+    configured = None
     with suppress(ConfigError):
-        return named or Config(os.path.abspath(".dvc"))["core"].get("site_cache_dir")
-    return named
+        configured = Config(os.path.abspath(".dvc"))["core"].get("site_cache_dir")
+    named = os.environ.get("DVC_SITE_CACHE_DIR")
+    index = Path(named or configured or "/var/tmp/dvc")  # DVC's default on Linux
+    if index != own and not named:
+        return (
+            f"{index} is not in this state directory. If other accounts can write into this "
+            "folder, they can write code into the index, and `dvc checkout` runs it. To use a "
+            f"private folder, run `dvc config --local core.site_cache_dir {own}`"
+        )
+    for folder in filter(Path.exists, (index, *index.parents)):
+        mode = folder.stat().st_mode
+        # In a parent folder with the sticky bit, such as /tmp, others cannot replace the folder
+        if mode & stat.S_IWOTH and (folder == index or not mode & stat.S_ISVTX):
+            return (
+                f"{index}. Other accounts can write into {folder}, so they can write code into the "
+                f"index, and `dvc checkout` runs it: run `chmod o-w {folder}`"
+            )
+    return str(index)
 
 
 def queries_in_words() -> dict[str, str]:

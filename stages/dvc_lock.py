@@ -4,6 +4,7 @@ DVC damages these files if it is killed while it writes them. The project keeps 
 `dvc.lock`.
 """
 
+from contextlib import suppress
 from pathlib import Path
 
 from sfumato.errors import UNREADABLE
@@ -19,6 +20,17 @@ def keep_copy() -> None:
     """Keep a copy of `dvc.lock` if it is intact and contains every stage of the previous copy."""
     if LOCK.is_file() and COPY.parent.is_dir() and damage() is None:
         replace_file(COPY, LOCK.read_bytes())
+
+
+def drop_stage(name: str) -> None:
+    """Remove a stage from `dvc.lock`, so that the stage runs again."""
+    from sfumato.settings.recipes import as_yaml  # imported late because it is slow
+
+    with suppress(*UNREADABLE):
+        content = read_yaml(LOCK)
+        del content["stages"][name]
+        COPY.unlink(missing_ok=True)
+        replace_file(LOCK, as_yaml(content, blocks=True).encode())
 
 
 def damage() -> str | None:
@@ -38,7 +50,8 @@ def damage() -> str | None:
         short = [
             name
             for name, one in stages.items()
-            if "cmd" not in one or len(had.get(name, ())) > len(one)
+            # A stage may lose its only dependency, an own recipe
+            if not {"cmd", *had.get(name, ())} - {"deps"} <= {*one}
         ]
         if short:
             return f"a part of the stage {short[0]!r} is missing"

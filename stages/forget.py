@@ -10,6 +10,7 @@ import typer
 
 from sfumato.errors import ConfigError
 from sfumato.settings.stage import CARD_PATH
+from stages.dvc_lock import drop_stage
 from stages.screen import tell
 from stages.state import EVALUATION, dataset_of_project, state_dir
 
@@ -54,6 +55,8 @@ def forget(
         )
         if not yes:
             typer.confirm("Delete the files listed above?", abort=True, err=True)
+    if here:
+        drop_stage("evaluate")  # its results are deleted, but DVC does not track them
     if name not in known:
         library.delete(here)
         return tell(

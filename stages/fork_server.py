@@ -292,15 +292,17 @@ def main() -> None:
             f"error: {folder} must belong to you and have mode 700. Otherwise, other accounts "
             "could run commands as you"
         )
+    around = json.loads(json.dumps(circumstances()))
     try:
         os.close(os.pidfd_open(os.getpid()))
+        server = ForkServer(folder, import_libraries, lambda request: request.around == around)
     except OSError:
-        return  # the kernel is older than Linux 5.3. Commands start as ordinary programs
-    around = json.loads(json.dumps(circumstances()))
+        # The kernel is older than Linux 5.3, or the path of the socket is too long. Commands start
+        # as ordinary programs
+        return
     # Let waiting threads sleep, as in `stages.cli`. PyTorch reads this when it is imported
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     atexit.register(gc.unfreeze)  # silences a library that reports objects left at the end
-    server = ForkServer(folder, import_libraries, lambda request: request.around == around)
     write_program(folder)
     print("ready", flush=True)
     if server.serve(sys.stdin.fileno()):

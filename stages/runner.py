@@ -151,34 +151,30 @@ def standing(name: str) -> str:
     from sfumato.privacy.events import common_adjacency
     from sfumato.privacy.ledger import read_budget, spent_on_one
     from sfumato.settings.params import Params
-    from sfumato.settings.privacy import Privacy
-    from sfumato.settings.training import Model
 
-    steps = read_yaml(Path("dvc.yaml"))["stages"]
     plans = {one: load_plan(one) for one in STAGES}
+    steps = read_yaml(Path("dvc.yaml"))["stages"]
     names = [one for one, plan in plans.items() if plan.enabled and one in steps]
     place = names.index(name)
     before = names[:place]
     coming = names[place:]
-    # Includes queries that are not in dvc.yaml because the owners of a merged project have run them
-    paid = [one for one in QUERIES if one not in coming and (ARTIFACTS / one).exists()]
-    records = merge_records([read_artifact(ARTIFACTS / one, one) for one in paid])
+    # A merged project has releases of queries that are not in its dvc.yaml
+    paid = [ARTIFACTS / one for one in QUERIES if one not in coming]
+    records = merge_records([read_artifact(path) for path in paid if path.exists()])
     budget = read_budget(PLAN / "budget.json")
     adjacency = common_adjacency(records.values())
     spent = spent_on_one(records, budget["delta"], budget["accountant"], adjacency)
     images = plans["synthesize"]
-    params = Params(
-        run=tuple(names),
-        privacy=Privacy(size_hint=images.size_hint),
-        model=next((plan.model for plan in plans.values() if plan.model), Model()),
-        **{one: plan.settings for one, plan in plans.items()},
+    network: object = next((plan.model for plan in plans.values() if plan.model), {})
+    params = Params.model_validate(
+        {one: plan.settings for one, plan in plans.items()}
+        | {"run": tuple(names), "model": network, "privacy": {"size_hint": images.size_hint}}
     )
     seconds = expected_seconds(params, images.shape, len(images.classes), state_dir())
-    own = (seconds[name] or 0.0) / 60
-    rest = sum(seconds[one] or 0.0 for one in coming[1:]) / 60
+    own, *later = ((seconds[one] or 0.0) / 60 for one in coming)
     where = (
         f"stage {place + 1} of {len(names)}, {name}: about {own:.0f} min, then about "
-        f"{rest:.0f} min for later stages"
+        f"{sum(later):.0f} min for later stages"
     )
     pictures = [PREVIEW for one in before if STAGES[one].gives == "generator"][:1]
     if "synthesize" in before:
@@ -419,9 +415,8 @@ class QueryRun(StageRun):
 
         The release is written to the private directory of the run and journalled before it is
         copied to `out`. Therefore, while a charge is open, `out` contains no release of it, and
-        the charge can be resumed safely. The private copy is kept, to restore the release at no
-        cost. `stage ledger write` removes the copy if the previous ledger contains the release and
-        the new ledger does not.
+        the charge can be resumed safely. The private copy is kept until `stage forget`, to restore
+        the release at no cost.
         """
         from sfumato.privacy.checkpoint import drop_checkpoints
         from sfumato.privacy.decision import RELEASED

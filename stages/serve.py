@@ -46,7 +46,7 @@ CLOSED = (
 
 
 def serve(
-    port: Annotated[int, typer.Option(max=65535, help="Port. Default: a free one.")] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port. Default: a free one.")] = 0,
 ) -> None:
     """[local] Show the project as a page in a browser on this machine, with a button that starts a
     run.

@@ -59,8 +59,9 @@ def run_in_order(folder: Path, targets: Sequence[str]) -> None:
     With `targets`, only the targets and the stages whose outputs they need are considered. Exits
     with the code of a command that fails.
     """
-    from sfumato.planning.project import forking, own_path
+    from sfumato.planning.project import check_and_renew, forking, own_path
 
+    check_and_renew(folder)
     steps = chosen(read_steps(folder / "dvc.yaml"), targets)
     (folder / ARTIFACTS).mkdir(exist_ok=True)
     lock = file_lock(folder / ARTIFACTS / "running.lock", blocking=False)

@@ -12,6 +12,7 @@ from PIL.Image import registered_extensions
 
 from sfumato.data.deep import is_dicom, patient_of
 from sfumato.data.images import load_array
+from sfumato.data.sources.splits import split_of
 from sfumato.data.tables import rows_by_file
 from sfumato.errors import DataError, explained
 from sfumato.settings.data import OUTER, Groups
@@ -71,7 +72,7 @@ def ids_of_files(
     """Find the id of the person of each picture, by the rule `groups`.
 
     files: pictures below `root`, in the order of the ids to return;
-    given: cells of the column of ids, or names of the inner folders, in the order of `files`.
+    given: cells of the column of ids, in the order of `files`, if the rule names a column.
 
     Raises DataError if a table cannot be read or does not match the files, and the errors of
     `ids_of_persons` and `checked_ids`.
@@ -79,6 +80,10 @@ def ids_of_files(
     ids: Sequence[str | None]
     if groups.folder == OUTER:
         ids = [file.parents[1].name for file in files]
+    elif groups.folder:
+        train, test = split_of(root)
+        parts = {*train, *test}
+        ids = [None if file.parents[1] in parts else file.parent.name for file in files]
     elif groups.volume:
         # `checked_ids` refuses similar ids, but two volumes may have similar paths
         return [str(file.relative_to(root)) for file in files]
@@ -98,7 +103,8 @@ def persons_of(groups: Groups, files: Sequence[Any], given: Sequence[str]) -> li
     """Return, for each picture, the text that contains the id of its person.
 
     With a pattern, this is the file name. With `groups.dicom`, it is the PatientID, or "" for a
-    picture in another format. Otherwise it is in `given`: see `ids_of_files`.
+    picture in another format. Otherwise it is the cell in the column of ids. given: the cells of
+    this column, in the order of `files`.
     """
     if groups.pattern is not None:
         return [file.name for file in files]

@@ -8,7 +8,7 @@ import re
 import unicodedata
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
-from itertools import chain, islice
+from itertools import chain, groupby, islice
 from pathlib import Path
 
 import numpy as np
@@ -220,10 +220,8 @@ def volume_in(path: Path) -> Volume | None:
         pictures = [*filter(tabled.is_picture, tabled.files_below(path))]
     if any(map(is_volume, pictures)):
         return Volume(axis="axial")
-    series: dict[Path, list[Path]] = {}
-    for file in filter(is_dicom, pictures):
-        series.setdefault(file.parent, []).append(file)
-    if any(holds_series(files[:FIRST]) for files in series.values()):
+    by_folder = groupby(filter(is_dicom, pictures), key=lambda file: file.parent)
+    if any(holds_series([*islice(files, FIRST)]) for _, files in by_folder):
         return Volume()
     return None
 
@@ -266,9 +264,10 @@ def check_forms(path: Path) -> None:
 def cells_in(table: Path, column: str) -> list[str]:
     """Return the cells of a column as text without outer spaces.
 
-    Rows with too few or too many cells are left out. Returns [] if the file is not a table.
+    Rows with too few or too many cells are left out. Returns [] if the file is not a table, or has
+    no such column.
     """
-    with suppress(DataError):
+    with suppress(DataError, ValueError):
         heads, rows = tables.cells_of(table)
         place = heads.index(column)
         cells = [row[place] for _, row in rows if len(row) == len(heads)]
@@ -288,12 +287,13 @@ def count_different(path: Path, column: str) -> int:
     """Count the pictures that are not in a folder with the name of their label in the table."""
     count = 0
     for table in tables_of(path):
-        rows = tables.read_table(table, [tables.heads_of(table)[0], column])
-        labels = {tables.plain_path(name): tables.plain_path(cell) for _, (name, cell) in rows}
+        names = map(tables.plain_path, cells_in(table, tables.heads_of(table)[0]))
+        cells = map(tables.plain_path, cells_in(table, column))  # none if the column is missing
+        labels = dict(zip(names, cells, strict=False))
         for file in tabled.pictures_below(table.parent):
             place = tables.plain_path(str(file.relative_to(table.parent)))
-            names = [place, *map(tables.plain_path, tables.names_of(file))]
-            label = next((labels[name] for name in names if name in labels), None)
+            known = [place, *map(tables.plain_path, tables.names_of(file))]
+            label = next((labels[name] for name in known if name in labels), None)
             count += label not in place.split("/")[:-1]
     return count
 
@@ -366,7 +366,8 @@ def several_in(table: Path, columns: Sequence[str], label: str | None, ask: bool
         raise Unclear(
             "{table} has columns of 0 and 1 with uncertain or empty cells: {uncertain}. Write 0 or "
             "1 in each of these cells, or name the label columns to use, without these columns, "
-            "with {option.classes} a,b,c",
+            "with {option.classes} a,b,c. If another column contains the labels, name it with "
+            "{option.label_column}",
             option="classes",
             table=table,
             uncertain=", ".join(name for name in flags if name not in binary),

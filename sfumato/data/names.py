@@ -216,20 +216,19 @@ def repeats_in(
     Returns None if nothing repeats. A pattern is proposed only if it finds at least FEWEST ids. If
     names begin with one of a few words, such as names from several archives, and something repeats
     only among the names with one of these words, no pattern is proposed.
+
     folders, labels: folder and label of each image, in the order of `names`.
     """
     found = repeats_in_archive(names, folders, labels, classes)
     if found is not None:
         return found
-    archives: dict[str, list[int]] = {}
-    for row, name in enumerate(names):
-        archives.setdefault(re.match(f"(?:{LETTER})*", name)[0], []).append(row)  # type: ignore[index]
+    archives: dict[str, list[tuple]] = {}
+    for image in zip(names, folders, labels, strict=True):
+        archives.setdefault(re.match(f"{LETTER}*", image[0])[0], []).append(image)  # type: ignore[index]
     if 1 < len(archives) <= FEWEST:
-        for rows in archives.values():
-            own = [names[row] for row in rows]
-            own_folders = [folders[row] for row in rows]
-            own_labels = [labels[row] for row in rows]
-            if part := repeats_in_archive(own, own_folders, own_labels, classes):
+        for images in archives.values():
+            own_names, own_folders, own_labels = zip(*images, strict=True)
+            if part := repeats_in_archive(own_names, own_folders, own_labels, classes):
                 return Repeats(why=part.why)
     return None
 

@@ -24,7 +24,7 @@ from sfumato.features.teacher_network import ImageClassifier, classify
 from sfumato.release.report import grouped
 
 FALSE_ALARMS = 0.001  # Maximum probability of an alarm if nothing was copied
-MISSED = 0.025  # Probability at most of error, of each of the two limits that bound ε
+MISSED = 0.025  # Maximum error probability of each of the two limits that bound ε
 MOST_RELEASED = 60_000  # Maximum number of released images to compare
 # Maximum number of training images, and of hold-out images.
 # More images would take minutes longer, but would not detect smaller shares of copies.
@@ -152,8 +152,9 @@ def compare_nearness(near: np.ndarray, strangers: np.ndarray, unit: str) -> dict
             beta.ppf(1 - MISSED, n + 1, m)
         )
         bound = max(0.0, float(odds)) if count else 0.0
-        about = {"near": count, "chance": n * k / (m + 1), "rank": k, "p": p_value(count, k)}
-        tests.append(about | {"epsilon": bound})
+        chance = n * k / (m + 1)
+        p = p_value(count, k)
+        tests.append({"near": count, "chance": chance, "rank": k, "p": p, "epsilon": bound})
     p = min(test["p"] for test in tests)
     epsilon = max(test["epsilon"] for test in tests)
     rings = p <= FALSE_ALARMS

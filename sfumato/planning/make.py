@@ -103,8 +103,8 @@ class ProjectPlan(Plan):
 
 def write_texts(out: Path, texts: Mapping[str, str]) -> None:
     """Replace the files that have changed, and remove files of an older plan."""
-    ours = (".yaml", ".json", ".csv", ".tmp")
-    if any(path.name not in texts and path.suffix not in ours for path in out.glob("*")):
+    removed = (".yaml", ".json", ".csv", ".tmp", ".DS_Store", "Thumbs.db", "desktop.ini")
+    if any(not path.name.endswith(removed) for path in out.glob("*")):
         raise ConfigError(
             f"{out} contains files that do not belong to a plan: move these files elsewhere"
         )

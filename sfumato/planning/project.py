@@ -13,13 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from sfumato.errors import LAST_ERROR, UNREADABLE, ConfigError, DataError, SfumatoError, error_from
+from sfumato.planning.project_files import renew
 from sfumato.planning.running import remove_unused_lock
 from sfumato.settings.options import InitOptions
-from sfumato.settings.stage import ARTIFACTS, CARD_PATH, LEDGER, PLAN
+from sfumato.settings.recipes import load_params
+from sfumato.settings.stage import ARTIFACTS, CARD_PATH, LEDGER, PLAN, RECIPES
 from sfumato.settings.stages import STAGES
 from sfumato.storage.documents import read_json, read_yaml
+from sfumato.storage.files import make_folder
 from sfumato.storage.in_use import in_use
-from sfumato.storage.state_directory import state_dir
+from sfumato.storage.state_directory import DVC_INDEX, state_dir
 
 if TYPE_CHECKING:
     import pandas
@@ -62,8 +65,8 @@ class Project:
         self.folder = Path(folder).expanduser().resolve()
         if not (self.folder / "dvc.yaml").is_file():
             raise ConfigError(
-                f"{self.folder} is not a project: dvc.yaml is missing. Create a project with "
-                "Project.create"
+                f"{self.folder} is not a project, because dvc.yaml is missing. Use the project's "
+                "folder, or create a project with `stage init` or Project.create"
             )
 
     def __repr__(self) -> str:
@@ -258,17 +261,31 @@ def forking(environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
                 server.wait()
 
 
+def check_and_renew(folder: Path) -> None:
+    """Check the settings of a project, if it has any, and bring its `dvc.yaml` up to date."""
+    run: tuple[str, ...] = ()
+    if (params := folder / "params.yaml").is_file():
+        run = load_params(params, folder / RECIPES).run
+    renew(folder / "dvc.yaml", run)
+
+
 def repro(folder: Path, *targets: str, shown: bool, terminal: bool = False) -> None:
     """Run `dvc repro` with the DVC and the `stage` command of this Python environment.
 
     shown: print the lines of DVC and its stages, except hints and lines about disabled stages;
     terminal: let DVC and its stages use the terminal.
 
-    A lock of DVC is removed first if the programs that took it no longer run. If this process is
-    killed or interrupted, everything that DVC started is interrupted too, and killed 2 seconds
-    later. Raises the error of the stage that failed.
+    A lock of DVC is removed first if the programs that took it no longer run. DVC's index is in the
+    state directory, unless DVC_SITE_CACHE_DIR is set. If this process is killed or interrupted,
+    everything that DVC started is interrupted too, and killed 2 seconds later. Raises ConfigError
+    if the settings are not valid, and the error of the stage that failed.
     """
+    check_and_renew(folder)
     remove_unused_lock(folder)
+    index = state_dir() / DVC_INDEX
+    for private in (index.parent, index):
+        make_folder(private, 0o700)
+    environment = {"DVC_SITE_CACHE_DIR": str(index), **os.environ, "PATH": own_path()}
     with tempfile.TemporaryDirectory() as place:
         error_file = Path(place) / "error.json"
         watcher = ["sh", "-c", WATCHER, "sh"] if os.name == "posix" else []
@@ -276,7 +293,7 @@ def repro(folder: Path, *targets: str, shown: bool, terminal: bool = False) -> N
         if not terminal:
             streams = (subprocess.PIPE, subprocess.STDOUT)
         with (
-            forking({**os.environ, "PATH": own_path(), LAST_ERROR: str(error_file)}) as environment,
+            forking({**environment, LAST_ERROR: str(error_file)}) as environment,
             subprocess.Popen(
                 # -P: no file in the user's folder can replace a package
                 [*watcher, sys.executable, "-P", "-m", "dvc", "repro", *targets],

@@ -3,11 +3,12 @@
 `python -m sfumato.planning.project_files` prints the `dvc.yaml` of this repository.
 """
 
+import importlib.util
 import json
 import logging
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -18,9 +19,9 @@ import yaml
 from sfumato.errors import ConfigError, explained
 from sfumato.runtime.progress import Say
 from sfumato.settings.data import IMAGE
-from sfumato.settings.recipes import Layer, as_yaml
-from sfumato.settings.stage import ARTIFACTS, CARD_PATH, LEDGER, PLAN, RECIPES
-from sfumato.settings.stages import dvc_stages
+from sfumato.settings.recipes import TRACKED_KEYS, Layer, as_yaml, read_layer
+from sfumato.settings.stage import ARTIFACTS, CARD_PATH, LEDGER, LOCAL, PLAN, RECIPES
+from sfumato.settings.stages import STAGES, dvc_stages
 from sfumato.storage.documents import read_yaml
 from sfumato.storage.files import ATTRIBUTES, UNTOUCHED, replace_file
 from sfumato.storage.state_directory import DVC_INDEX, git, state_dir
@@ -51,19 +52,25 @@ class DvcFile(TypedDict):
     plots: list[object]
 
 
-def dvc_content(*, clone: bool = False) -> DvcFile:
+def dvc_content(*, clone: bool = False, own: Sequence[str] | None = None) -> DvcFile:
     """Return the content of `dvc.yaml`.
 
     clone: True for the `dvc.yaml` of this repository, in which each stage also depends on the code
-    and the recipes; False for a project.
+    and the recipes; False for a project;
+    own: see `own_recipes`.
     """
     stages: dict[str, dict[str, object]] = {}
+    local = ["prepare-sensitive", *(name for name in STAGES if STAGES[name].kind is LOCAL)]
     for name, (commands, reads, writes) in dvc_stages().items():
         entry: dict[str, object] = {"cmd": commands[0] if len(commands) == 1 else commands}
-        if name == "prepare-sensitive":
-            entry["params"] = ["profile", "data"]
-        if deps := sorted(path for path in {*reads} if clone or path != str(RECIPES)):
-            entry["deps"] = deps
+        deps = {path for path in reads if clone or path != str(RECIPES)}
+        if name in local:
+            entry["params"] = [*TRACKED_KEYS]
+            deps |= {*(own or ())}
+        if name == "prepare-public" and own is not None:
+            deps.add(str(RECIPES))
+        if deps:
+            entry["deps"] = sorted(deps)
         if name == "plan" and not clone:
             entry["always_changed"] = True
         outs: list[object] = []
@@ -89,37 +96,59 @@ def dvc_content(*, clone: bool = False) -> DvcFile:
     return {"stages": stages, "plots": [*plots, f"{ARTIFACTS}/synthesize/grid.png"]}
 
 
-def renew(file: Path, run: Iterable[str] = ()) -> bool:
-    """Rewrite a project's `dvc.yaml` if it lists stages of an older version, or lacks a stage of
-    `run`.
+def own_recipes(folder: Path) -> list[str] | None:
+    """List the project's own recipes and profiles with a section `data`.
 
-    Stages that the owner added are kept.
+    Returns None if the project has no folder of its own recipes.
+    """
+    if not (folder / RECIPES).is_dir():
+        return None
+    files = sorted((folder / RECIPES).rglob("*.yaml"))
+    return [file.relative_to(folder).as_posix() for file in files if "data" in read_layer(file)]
+
+
+def renew(file: Path, run: Iterable[str] = ()) -> bool:
+    """Rewrite a project's `dvc.yaml` if it lists stages of an older version, lacks a stage of
+    `run`, or if the inputs of a stage have changed.
+
+    Stages that the owner added are kept. If only inputs have changed, everything else is kept too.
 
     Returns whether it was rewritten.
     """
     if not file.is_file():
         return False
-    text = file.read_text(encoding="utf-8")
-    if not text.startswith("# Written by `stage init`"):
-        return False
-    causes = (yaml.YAMLError, AttributeError, RecursionError)
+    causes = (yaml.YAMLError, UnicodeDecodeError, AttributeError, RecursionError)
     with explained(
         ConfigError,
         lambda error: f"{file} cannot be read ({error}): restore it from git",
         causes=causes,
     ):
-        stages = yaml.safe_load(text).get("stages") or {}
-    made = dvc_content()
+        text = file.read_text(encoding="utf-8")
+        if not text.startswith("# Written by `stage init`"):
+            return False
+        content = yaml.safe_load(text)
+        stages = content.get("stages") or {}
+    made = dvc_content(own=own_recipes(file.parent))
     ours = {
         name
         for name, entry in stages.items()
         if str(entry.get("cmd", "")).strip("['").startswith("stage ")
     }
     if not ours - set(made["stages"]) and {*run} <= {*stages}:
-        return False
+        renewed = {name: with_inputs(stages[name], made["stages"][name]) for name in ours}
+        if stages == stages | renewed:
+            return False
+        made = content | {"stages": stages | renewed}
     made["stages"] |= {name: entry for name, entry in stages.items() if name not in ours}
     replace_file(file, (DVC_HEADERS["project"] + as_yaml(made, blocks=True)).encode())
     return True
+
+
+def with_inputs(entry: dict[str, object], made: Mapping[str, object]) -> dict[str, object]:
+    """Return a stage of `dvc.yaml` with the inputs that this version writes."""
+    inputs = ("params", "deps")
+    kept = {key: value for key, value in entry.items() if key not in inputs or key in made}
+    return kept | {key: made[key] for key in inputs if key in made}
 
 
 def params_text(content: Mapping[str, object], notes: Mapping[str, str]) -> str:
@@ -129,8 +158,9 @@ def params_text(content: Mapping[str, object], notes: Mapping[str, str]) -> str:
     paragraph.
     """
     lines = [
-        "# Written by `stage init`. Missing keys come from the recipe, then from the defaults:",
-        "# `stage recipe show` prints every parameter, and `stage recipe list` lists the recipes.",
+        "# Written by `stage init`. Missing keys come from the recipe, then from the defaults (but",
+        "# keep `profile` and `data`): `stage recipe show` prints every parameter, and",
+        "# `stage recipe list` lists the recipes.",
     ]
     for key, value in content.items():
         if key in notes:
@@ -208,14 +238,15 @@ def write_project(out: Path, files: Mapping[str, str], say: Say, *, force: bool 
     """
     for name, text in files.items():
         path = out / name
+        content = text.encode()
         if name in (".gitignore", ATTRIBUTES) and path.exists():
-            there = path.read_text(encoding="utf-8").splitlines()
-            missing = [line for line in text.splitlines() if line not in there]
-            text = "".join(f"{line}\n" for line in there + missing)
+            there = path.read_bytes().splitlines()  # the encoding is unknown
+            missing = [line for line in content.splitlines() if line not in there]
+            content = b"".join(line + b"\n" for line in there + missing)
         elif path.exists() and name not in ("params.yaml", "dvc.yaml") and not force:
             say(f"{name} already exists, and is not changed")
             continue
-        replace_file(path, text.encode())
+        replace_file(path, content)
         if name.startswith("../"):
             say(
                 f"{name} was written outside the project, because GitHub reads workflows only in "
@@ -235,6 +266,12 @@ def begin_repository(out: Path, say: Say) -> None:
     elif git("-C", str(out), "rev-parse", "--git-dir")[0] != 0:
         git("init", "-q", str(out))
     if (out / ".dvc").is_dir():
+        return
+    if importlib.util.find_spec("dvc") is None:
+        say(
+            "DVC is not installed, so `stage run` runs the stages itself, and keeps no cache. To "
+            "use DVC later, install it, and run `dvc init` in the project's folder"
+        )
         return
     from dvc.repo import Repo
 

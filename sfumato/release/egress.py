@@ -76,11 +76,8 @@ def write_package(folder: Path, project: Path = Path(), signing: Signing | None 
             (directory / source.name).write_bytes(source.read_bytes())
         (directory / "report.html").write_text(report, encoding="utf-8")
         facts = package_facts(release, verified.ledger, verified.epsilon)
-        facts |= {
-            "generated": mark.source_type,
-            "pattern": carries_pattern(card["shape"]),
-            "signing": signing,
-        }
+        pattern = "pattern" in card
+        facts |= {"generated": mark.source_type, "pattern": pattern, "signing": signing}
         about, form = (
             template(name, autoescape=False, plain=plain).render(facts)
             for name in ("egress.md", "risk_form.md")

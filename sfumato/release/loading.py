@@ -7,7 +7,6 @@ release.images, release.labels, release.classes
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Callable, Collection
@@ -28,7 +27,7 @@ from sfumato.release.card_check import (
 )
 from sfumato.storage.arrays import read_array
 from sfumato.storage.digest import digest_of_file
-from sfumato.storage.files import ATTRIBUTES
+from sfumato.storage.files import ATTRIBUTES, write_json
 from sfumato.storage.plain_json import read_json, read_text
 from sfumato.storage.records import Records
 
@@ -168,8 +167,7 @@ class Release:
             save_parquet(folder, images, self.kinds, mark)
             place = {"data_files": PARQUET_FILES}
             files = PARQUET_FILES
-        card = json.dumps(self.card, indent=1, ensure_ascii=False)
-        (folder / "card.json").write_text(f"{card}\n", encoding="utf-8")
+        write_json(folder / "card.json", self.card, ensure_ascii=False)
         shutil.copyfile(self.path / "privacy.json", folder / "privacy.json")
         metadata |= {"configs": [{"config_name": "default", **place}]}
         front = yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True, width=120)

@@ -37,6 +37,9 @@ class Common(Strict):
     def by_epsilon(cls, values: dict[str, object]) -> dict[str, object]:
         """Before validation, resolve the settings that depend on ε: the constants of the teacher,
         the shares of queries and the weights of sources.
+
+        An ε that is not a positive number is refused later: `epsilon` is strict, so text such as
+        '1' is refused too.
         """
         privacy = values.get("privacy", {})
         epsilon = None

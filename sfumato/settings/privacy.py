@@ -28,10 +28,10 @@ Lifetime = Annotated[float | str | None, BeforeValidator(parse_lifetime)]
 class Privacy(Strict):
     """The unit of protection, the target of one release, and the limit on all spending."""
 
-    epsilon: PositiveFloat = 10.0  # Target ε of one release
+    epsilon: Annotated[PositiveFloat, Field(strict=True)] = 10.0  # Target ε of one release
     # Target δ, at most 1 / size_hint and at most 0.001; None: 1 / (size_hint · ln size_hint), but
     # at most 0.001
-    delta: Annotated[float, Field(gt=0, lt=1)] | None = None
+    delta: Annotated[float, Field(ge=1e-300, lt=1)] | None = None
     # Unit of protection: `image` is one image with its labels, `group` all images of one person
     # (data.groups). Writing `image` also confirms that no person has two images; None: like
     # `image`, without this confirmation
@@ -67,7 +67,7 @@ class Privacy(Strict):
                 "expected each query with the number of times to pay for it again, such as "
                 "{count: 1}"
             )
-        if isinstance(value, (list, tuple)):
+        if isinstance(value, (list, tuple)) and all(isinstance(name, str) for name in value):
             return dict.fromkeys(value, 1)
         return value or {}
 

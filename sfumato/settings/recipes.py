@@ -21,6 +21,8 @@ from sfumato.storage import documents
 
 # Parameters before validation: the content of `params.yaml`, of a recipe or of a profile
 Layer = dict[str, Any]
+# Keys that a project's `params.yaml` must contain because DVC tracks them, and their usual values
+TRACKED_KEYS = {"profile": "null", "data": "{}"}
 
 
 def recipes_at(folder: Path) -> Path:
@@ -39,9 +41,14 @@ def load_params(path: Path, recipes: Path, recipe: str | None = None) -> Params:
 
     recipes: folder of the recipes (see `recipes_at`); recipe: recipe to use instead of the one in
     the file `path`. Raises ConfigError with the key and its value or, for an unknown key, the
-    nearest known key.
+    nearest known key. In a project, also raises ConfigError if a key in TRACKED_KEYS is missing.
     """
     content = read_layer(path)
+    for key, usual in TRACKED_KEYS.items():
+        if key not in content and path.with_name("dvc.yaml").is_file():
+            raise ConfigError(
+                f"{path} lacks the key {key!r}: add the line `{key}: {usual}`, or another value"
+            )
     if recipe is not None:
         content["recipe"] = recipe
     return params_of(content, path, recipes)
@@ -143,7 +150,7 @@ def validate(values: Layer, path: Path) -> Params:
                 f"{path}: {stage}.{key} was removed: delete it, and set the environment variable "
                 f"{instead}"
             )
-    refuse_truth_values(Params, values, path)
+    refuse_truth_values(Params, values, path, "")
     try:
         return Params.model_validate(values)
     except ValidationError as error:
@@ -170,29 +177,38 @@ def validate(values: Layer, path: Path) -> Params:
         raise ConfigError(f"{path}: {problem}") from error
 
 
-def refuse_truth_values(model: type[BaseModel], values: Mapping[str, object], path: Path) -> None:
+def refuse_truth_values(kind: object, value: object, path: Path, key: str) -> None:
     """Raise ConfigError if true or false was written in place of a number or a text.
 
-    Python would read it as 1 or 0.
+    Python would read it as 1 or 0. kind: type of the setting `key`.
     """
-    for key in values.keys() & model.model_fields.keys():
-        value = values[key]
-        kind = model.model_fields[key].annotation
-        if isinstance(value, dict):
-            for inner in models_in(kind):
-                refuse_truth_values(inner, value, path)
-        several = value if isinstance(value, list) else [value]
-        if bool not in (kind, *get_args(kind)) and any(isinstance(one, bool) for one in several):
-            text = (
-                f"{key} must not be true or false (yes, no, on and off without quotes count as "
-                "true or false too): write a number, or put the text in quotes"
-            )
-            raise ConfigError(f"{path}: {text}")
+    fields = {
+        name: field.annotation
+        for model in models_in(kind)
+        for name, field in model.model_fields.items()
+    }
+    if isinstance(value, bool) and not fields and bool not in (kind, *get_args(kind)):
+        text = (
+            f"{key} must not be true or false (yes, no, on and off without quotes count as true or "
+            "false too): write a number, or put the text in quotes"
+        )
+        raise ConfigError(f"{path}: {text}")
+    if isinstance(value, list):
+        for one in value:
+            refuse_truth_values(kind, one, path, key)
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            if name in fields:
+                refuse_truth_values(fields[name], inner, path, name)
+            elif not fields:
+                refuse_truth_values(kind, inner, path, key)
 
 
 def all_keys(model: type[BaseModel], prefix: str = "") -> set[str]:
     keys = set()
     for name, field in model.model_fields.items():
+        if field.exclude:  # a machine setting, which params.yaml must not contain
+            continue
         keys.add(prefix + (field.alias or name))
         for kind in models_in(field.annotation):
             keys |= all_keys(kind, f"{prefix}{name}.")

@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 from sfumato.errors import UNREADABLE, ConfigError, DataError, explained, passing_over
@@ -172,7 +171,7 @@ def may_be_opened(name: str) -> bool:
     """Return whether a loader may open the file with this name inside an artifact."""
     path = Path(name)
     hidden = any(part.startswith(".") for part in path.parts)
-    return not hidden and any(fnmatchcase(path.name, pattern) for pattern in OPENED)
+    return not hidden and any(map(path.match, OPENED))
 
 
 def merge_records(inputs: Sequence[Artifact], own: Sequence[dict] = ()) -> Records:

@@ -8,6 +8,7 @@ import yaml
 from parts import of_baselines
 from small_plan import NAMES, PROFILES, RECIPES, ROOT, card, params, public_card
 
+from sfumato.data.prepare import expected_public
 from sfumato.diffusion.unet import UNet
 from sfumato.errors import BudgetError, ConfigError
 from sfumato.features import PACKAGE
@@ -69,6 +70,19 @@ def test_every_recipe_meets_its_budget(recipe, profile, target):
         <= target
     )
     assert sum(row["share"] for row in made.budget["stages"].values()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32)])
+@pytest.mark.parametrize("recipe", NAMES)
+def test_every_recipe_can_be_planned_without_a_profile(recipe, shape, tmp_path):
+    loaded = params(
+        recipe=recipe,
+        profile=None,
+        data={"dataset_id": "own", "source": "imagefolder", "path": "own"},
+        privacy={"size_hint": 20000},
+    )
+    public = expected_public(loaded.public, shape, tmp_path, 0)[0] if loaded.reads_public else None
+    make_plan(loaded, card("own", shape, source="imagefolder"), public)
 
 
 @pytest.mark.parametrize(
@@ -394,6 +408,10 @@ def test_phases_share_the_steps_by_their_parts():
         (
             {"pretrain": {"median": 2}},
             "unknown key 'pretrain.median'.*earlier versions, see docs/upgrading.md",
+        ),
+        (
+            {"finetune": {"convergence": 1}},
+            "unknown key 'finetune.convergence'(?!.*checkpoint_every)",
         ),
         ({"model": {"width": 30}}, "model.width"),
         ({"model": {"unshuffle": 4}, "data": {"dataset_id": "other"}}, "other"),

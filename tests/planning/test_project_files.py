@@ -1,10 +1,12 @@
 """The files that `stage init` writes into a project, and the renewal of an older `dvc.yaml`."""
 
+import shutil
 import subprocess
 
 import pytest
 import yaml
 
+from sfumato.errors import ConfigError
 from sfumato.planning.project_files import (
     WorkflowPlace,
     dvc_text,
@@ -44,6 +46,58 @@ def test_a_pipeline_is_renewed_if_it_lacks_a_stage_that_runs(tmp_path):
     assert yaml.safe_load(file.read_text()) == content
 
 
+def test_own_recipes_are_inputs_of_what_reads_them(tmp_path):
+    """Otherwise, a changed recipe would leave the images of the previous one."""
+    file = tmp_path / "dvc.yaml"
+    file.write_text(dvc_text())
+    folder = tmp_path / "pipelines"
+    (folder / "profiles").mkdir(parents=True)
+    (folder / "mine.yaml").write_text("run: [count]")
+    (folder / "profiles/clinic.yaml").write_text("data: {size: 32}")
+
+    def changed() -> dict[str, set[str]]:
+        """Return the inputs of each stage that are new, compared with a project without recipes."""
+        usual = yaml.safe_load(dvc_text())["stages"]
+        stages = yaml.safe_load(file.read_text())["stages"]
+        new = {
+            name: {*one.get("deps", ())} - {*usual[name].get("deps", ())}
+            for name, one in stages.items()
+        }
+        return {name: deps for name, deps in new.items() if deps}
+
+    assert renew(file) and not renew(file)
+    profile = {"pipelines/profiles/clinic.yaml"}
+    assert changed() == {
+        "prepare-sensitive": profile,
+        "prepare-public": {"pipelines"},
+        "evaluate": profile,
+    }
+    (folder / "profiles/clinic.yaml").write_text("seed: 1")
+    assert renew(file) and changed() == {"prepare-public": {"pipelines"}}
+    shutil.rmtree(folder)
+    assert renew(file) and file.read_text() == dvc_text()
+
+
+def test_new_inputs_leave_the_owners_edits_unchanged(tmp_path):
+    file, content = tmp_path / "dvc.yaml", yaml.safe_load(dvc_text())
+    edits = {"cmd": "stage prepare sensitive --workers 8", "frozen": True}
+    content["stages"]["prepare-sensitive"] |= edits
+    params = content["stages"]["evaluate"].pop("params")
+    assert params == content["stages"]["prepare-sensitive"]["params"]
+    content["plots"] = []
+    file.write_text("# Written by `stage init`. Older.\n" + yaml.safe_dump(content))
+    assert renew(file) and not renew(file)
+    content["stages"]["evaluate"]["params"] = params
+    assert yaml.safe_load(file.read_text()) == content
+
+
+def test_a_pipeline_of_another_encoding_is_named(tmp_path):
+    file = tmp_path / "dvc.yaml"
+    file.write_bytes(b"# Written by `stage init`. Universit\xe9.\n")
+    with pytest.raises(ConfigError, match=r"dvc\.yaml cannot be read .*: restore it from git"):
+        renew(file)
+
+
 CONTENT = {
     "recipe": "dp-merf",
     "data": {"dataset_id": "clinic"},
@@ -73,6 +127,19 @@ def test_a_project_in_a_larger_repository_has_a_root_workflow(folder, here):
         ["git", "ls-files"], cwd=root, check=True, capture_output=True, text=True
     )
     assert file.relative_to(root).as_posix() in tracked.stdout
+
+
+def test_ignored_files_of_any_encoding_keep_their_lines(here, uninstall):
+    uninstall("dvc")
+    for name in (".gitignore", ".gitattributes"):
+        (here / name).write_bytes(b"universit\xe9\n/artifacts/\n")
+    said = []
+    write_project(here, project_files(CONTENT, {}, 3, WorkflowPlace()), said.append)
+    assert (here / ".gitattributes").read_bytes() == b"universit\xe9\n/artifacts/\n* -text\n"
+    lines = (here / ".gitignore").read_bytes().splitlines()
+    assert lines[:2] == [b"universit\xe9", b"/artifacts/"] and lines.count(b"/artifacts/") == 1
+    assert b"/metrics.json" in lines and (here / "params.yaml").exists()
+    assert any("DVC is not installed" in line for line in said)
 
 
 def test_a_project_of_its_own_has_the_workflow_that_it_had(here):

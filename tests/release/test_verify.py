@@ -2,6 +2,7 @@
 found.
 """
 
+import io
 import json
 import shutil
 import subprocess
@@ -126,6 +127,14 @@ def test_a_package_is_verified_without_any_package_of_python(package):
     assert {path.name for path in package.iterdir()} == {
         *json.loads((package / verify.MANIFEST).read_text())
     } | {verify.MANIFEST}, "it writes no file"
+
+
+def test_the_program_runs_in_idle_and_in_a_notebook(package, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["verify.py", str(package)])
+    monkeypatch.setattr(sys, "stdout", io.StringIO())  # like theirs, it has no `reconfigure`
+    with pytest.raises(SystemExit) as end:
+        verify.main()
+    assert end.value.code == 0
 
 
 def test_a_checker_can_read_the_program():

@@ -82,6 +82,9 @@ def test_a_size_of_another_form_is_refused(size):
             {"privacy": {"epsilon": 10}, "synthesize": {"sources": {"select": {1: 2, 10: 0}}}},
             r"synthesize\.sources",
         ),
+        ({"privacy": {"epsilon": "1"}}, r"privacy\.epsilon\n.*valid number"),
+        ({"privacy": {"delta": 1e-320}}, r"privacy\.delta"),
+        ({"privacy": {"spend_again": [["count"]]}}, r"privacy\.spend_again"),
     ],
 )
 def test_what_means_nothing_is_refused(content, message):
@@ -96,6 +99,9 @@ def test_what_means_nothing_is_refused(content, message):
         ({"count": {"noise": True}}, "noise"),
         ({"seed": False}, "seed"),
         ({"data": {"classes": ["a", False]}}, "classes"),
+        ({"pretrain": {"phases": [{"sources": {"public": 1}, "steps": True}]}}, "steps"),
+        ({"synthesize": {"sources": {"auxiliary": True}}}, "sources"),
+        ({"privacy": {"spend_again": {"count": True}}}, "spend_again"),
     ],
 )
 def test_true_is_no_number_and_no_text(content, key):

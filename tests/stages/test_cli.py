@@ -149,7 +149,7 @@ def test_bad_configuration_exits_2(desk, content, words):
     assert not Path("data").exists()
 
 
-@pytest.mark.parametrize("command", ["count --colour", "sharpen"])
+@pytest.mark.parametrize("command", ["count --colour", "sharpen", "serve --port -1"])
 def test_unknown_options_and_commands_exit_2(desk, command):
     desk.run(command, code=2)
 

@@ -6,9 +6,11 @@ import json
 import os
 from pathlib import Path
 
+import yaml
 from small_lock import write_lock_of_another_machine
 
 from sfumato.settings.stage import LOCK
+from stages.doctor import index_in_words
 from stages.dvc_lock import COPY, damage, keep_copy, lock_in_words
 
 
@@ -20,6 +22,37 @@ def test_the_doctor_names_an_empty_lock_and_its_cure(desk):
     assert "rm .dvc/tmp/rwlock" in " ".join(desk.run("doctor").replace("│", " ").split())
     lock.write_text("{}")
     assert "damaged" not in desk.run("doctor")
+
+
+def test_the_doctor_names_an_index_that_others_can_change(here, environment, uninstall):
+    """Any account that can write into DVC's index can run code as the owner."""
+    environment.pop("DVC_SITE_CACHE_DIR", None)
+    own = here / "state" / "dvc"
+    own.mkdir(parents=True)
+    remedy = f"run `dvc config --local core.site_cache_dir {own}`"
+    text = index_in_words(own)
+    assert text.startswith("/var/tmp/dvc is not") and remedy in text
+    (here / ".dvc").mkdir()
+    config = here / ".dvc/config.local"
+    config.write_text(f"[core]\n    site_cache_dir = {here / 'moved' / 'dvc'}\n")
+    assert remedy in index_in_words(own)
+    config.write_text(f"[core]\n    site_cache_dir = {own}\n")
+    assert index_in_words(own) == str(own)
+    for folder, mode in ((own, 0o1777), (own.parent, 0o777)):
+        folder.chmod(mode)
+        assert f"run `chmod o-w {folder}`" in index_in_words(own)
+        folder.chmod(0o700)
+    uninstall("dvc")
+    assert "DVC is not installed" in index_in_words(own)
+
+
+def test_a_lock_without_a_former_dependency_is_intact(desk):
+    COPY.parent.mkdir(parents=True)
+    entry = {"cmd": "true", "deps": [], "outs": []}
+    for given in (entry, {"cmd": "true", "outs": []}):
+        LOCK.write_text(yaml.safe_dump({"stages": {"prepare-sensitive": given}}))
+        keep_copy()
+        assert damage() is None and COPY.read_bytes() == LOCK.read_bytes()
 
 
 def test_the_doctor_names_an_ended_program_of_a_reused_id(desk):

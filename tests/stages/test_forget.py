@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from filelock import FileLock, Timeout
 
 from sfumato import Project
@@ -22,9 +23,11 @@ from sfumato.planning import folder
 from sfumato.planning import forget as library
 from sfumato.privacy import authorize
 from sfumato.privacy.odometer import Odometer
-from sfumato.settings.stage import CARD_PATH
+from sfumato.settings.stage import CARD_PATH, LOCK
 from sfumato.settings.stages import STAGES
 from sfumato.storage.in_use import until_the_end
+from stages.dvc_lock import COPY as WHOLE_LOCK
+from stages.dvc_lock import damage
 from stages.forget import local_files
 
 # An 8×8 picture that is in each class many times. No other file has these 64 bytes.
@@ -96,10 +99,27 @@ def marked(folder: str = "state") -> list[Path]:
     ]
 
 
+def test_a_forgotten_evaluation_runs_again(desk):
+    """DVC tracks no result of it, so only its entry in `dvc.lock` would keep it from running."""
+    stages = {name: {"cmd": f"stage {name}"} for name in STAGES}
+    for name in (LOCK, WHOLE_LOCK):
+        name.parent.mkdir(parents=True, exist_ok=True)
+        name.write_text(yaml.safe_dump({"schema": "2.0", "stages": stages}))
+    desk.run("forget --yes")
+    assert {*STAGES} - {*yaml.safe_load(LOCK.read_text())["stages"]} == {"evaluate"}
+    assert damage() is None
+
+
 def test_no_byte_of_a_picture_remains_after_forget(desk):
     assert len(marked()) > 3 and Path("metrics.json").exists()
     before = desk.journal
-    desk.run("forget --yes", "private copy", "is forgotten", "What remains: the journal")
+    desk.run(
+        "forget --yes",
+        "private copy",
+        "is forgotten",
+        "What remains: the journal",
+        "the path of the pictures",
+    )
     assert marked() == []
     left = [path for path in Path("state").rglob("*") if path.is_file() and path.suffix != ".lock"]
     assert {path.relative_to("state").parts[0] for path in left} <= {

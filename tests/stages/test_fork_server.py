@@ -225,6 +225,17 @@ def test_a_server_ends_with_its_starter(served):
     assert client.wait(20) == -signal.SIGKILL
 
 
+def test_a_long_path_of_a_socket_is_no_error(tmp_path):
+    """A socket's path has at most 107 bytes. The stages then start as ordinary programs."""
+    folder = tmp_path / ("long" * 25)
+    folder.mkdir(mode=0o700)
+    run = [sys.executable, "-P", "-m", "stages.fork_server", str(folder)]
+    done = subprocess.run(
+        run, stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 def test_a_folder_that_others_may_enter_is_refused(tmp_path):
     folder = tmp_path / "open"
     folder.mkdir(mode=0o755)

@@ -43,7 +43,12 @@ def project(tmp_path, environment) -> Path:
     images.
     """
     environment["SFUMATO_STATE"] = str(tmp_path / "state")
-    params = {"recipe": "dp-merf", "data": {"source": "digits"}, "privacy": {"size_hint": 1500}}
+    params = {
+        "recipe": "dp-merf",
+        "profile": "digits",
+        "data": {"source": "digits"},
+        "privacy": {"size_hint": 1500},
+    }
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
     card = tmp_path / "data" / "sensitive" / "card.json"
     card.parent.mkdir(parents=True)

@@ -33,6 +33,15 @@ def test_parquet_without_its_library_is_refused_by_the_plan(desk, uninstall):
     desk.run("plan", "sfumato[parquet]", code=2)
 
 
+def test_a_plan_removes_system_files_and_refuses_others(planned):
+    for name in (".DS_Store", "Thumbs.db", "desktop.ini"):
+        Path("artifacts/plan", name).touch()
+    planned.run("plan")
+    assert {path.suffix for path in Path("artifacts/plan").iterdir()} == {".yaml", ".json", ".csv"}
+    Path("artifacts/plan/notes.txt").touch()
+    planned.run("plan", "do not belong to a plan", code=2)
+
+
 # entry -> value of another kind, in files that a stage reads
 CARD = {
     "classes": 5,

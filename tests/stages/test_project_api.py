@@ -100,12 +100,17 @@ def test_options_are_those_of_stage_init(project, tmp_path):
 def test_a_failure_is_the_error_of_the_stage(project, tmp_path):
     params = project.folder / "params.yaml"
     text = params.read_text()
-    params.write_text(re.sub(r"epsilon: [\d.]+", "epsilon: 0", text))
-    for call in (project.plan, project.run):  # raised here, and in DVC's stage
-        with pytest.raises(
-            ConfigError, match=r"params\.yaml: privacy\.epsilon=0 is not valid: [^\n]*$"
-        ):
-            call()
+    for key, wrong, message in (
+        (r"epsilon: [\d.]+", "epsilon: 0", r"privacy\.epsilon=0 is not valid: [^\n]*$"),
+        ("profile: null\n", "", "params.yaml lacks the key 'profile': add the line"),
+    ):
+        params.write_text(re.sub(key, wrong, text))
+        for call in (project.plan, project.run):
+            with pytest.raises(ConfigError, match=message):
+                call()
+    params.write_text(re.sub("path: .*", "path: /none", text))
+    with pytest.raises(DataError, match=r"data\.path=/none does not exist: [^\n]*$"):
+        project.run()  # raised in DVC's stage
     params.write_text(text)
     with pytest.raises(DataError, match="not a release"):
         _ = project.release
@@ -124,6 +129,7 @@ def test_the_verdict_is_read_where_the_evaluation_wrote_it(project):
     (project.folder / "metrics.json").unlink()
 
 
+DVC = [sys.executable, "-m", "dvc"]
 SLOW = """
 import os, signal, sys, time
 if sys.argv[1] == "deaf":
@@ -136,12 +142,27 @@ finally:
 """
 
 
+def test_a_run_keeps_dvcs_index_in_the_state_directory(tmp_path, environment):
+    """The project's own setting may name a folder in which other accounts can write."""
+    environment["SFUMATO_STATE"] = str(tmp_path / "state")
+    environment["DVC_SITE_CACHE_DIR"] = str(tmp_path / "before")
+    old = tmp_path / "old"
+    for words in ("init -q --no-scm", f"config --local core.site_cache_dir {old}"):
+        subprocess.run([*DVC, *words.split()], cwd=tmp_path, check=True)
+    (tmp_path / "dvc.yaml").write_text("stages: {nothing: {cmd: 'true'}}")
+    del environment["DVC_SITE_CACHE_DIR"]
+    project_module.repro(tmp_path, shown=False)
+    index = tmp_path / "state/dvc"
+    assert [folder.stat().st_mode & 0o777 for folder in (index, index.parent)] == [0o700, 0o700]
+    assert any(index.iterdir()) and not old.exists()
+
+
 @pytest.mark.parametrize(("stage", "end"), [("hears", signal.SIGKILL), ("deaf", signal.SIGINT)])
 def test_dvc_and_its_stage_end_with_the_process_that_called_run(tmp_path, environment, stage, end):
     environment["DVC_NO_ANALYTICS"] = "1"
     environment["DVC_SITE_CACHE_DIR"] = str(tmp_path / "dvc")
-    subprocess.run(["dvc", "init", "-q", "--no-scm"], cwd=tmp_path, check=True)
-    (tmp_path / "params.yaml").touch()
+    subprocess.run([*DVC, "init", "-q", "--no-scm"], cwd=tmp_path, check=True)
+    (tmp_path / "params.yaml").write_text("{profile: null, data: {}}")
     (tmp_path / "slow.py").write_text(SLOW)
     (tmp_path / "dvc.yaml").write_text(
         f"stages: {{slow: {{cmd: {sys.executable} slow.py {stage}}}}}"

@@ -32,6 +32,15 @@ def test_what_only_dvc_understands_is_refused(tmp_path, more):
         without_dvc.read_steps(file)
 
 
+def test_a_run_without_dvc_updates_an_outdated_pipeline(here, monkeypatch):
+    (here / "params.yaml").write_text("{profile: null, data: {}}")
+    (here / "dvc.yaml").write_text("# Written by `stage init`. Older.\nstages: {}\n")
+    ran = []
+    monkeypatch.setattr(without_dvc, "run_if_changed", lambda _, step, __: ran.append(step.name))
+    run(["prepare-public"], without=True)
+    assert ran == ["prepare-sensitive", "prepare-public"]
+
+
 def test_stage_run_orders_the_stages_without_dvc(here, uninstall, monkeypatch):
     (here / "dvc.yaml").touch()  # a merged project has no params.yaml
     ordered = []

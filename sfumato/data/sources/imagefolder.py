@@ -225,11 +225,8 @@ def list_part(
                     fix += ". If the folder belongs to one person, set data.groups: {folder: true}"
                 yield DataError(f"{picture} is a folder inside a class folder: {fix}.")
             else:
-                person = ""
-                if nested and picture.parent != folder:
-                    person = picture.parent.name
                 yield misplaced(picture, root) or Place(
-                    picture, classes.index(folder.name), person, held_out
+                    picture, classes.index(folder.name), held_out=held_out
                 )
 
 

@@ -16,7 +16,7 @@ from sfumato.data.layout import ALL, Unclear, layout_of
 from sfumato.data.sources import read_source
 from sfumato.data.survey import survey
 from sfumato.errors import ConfigError, DataError
-from sfumato.settings.data import Data
+from sfumato.settings.data import Data, Groups
 
 WORDS = ["cat", "dog", "cat", "dog"]
 PATIENTS = ["p1", "p2", "p2", "p3"]
@@ -193,6 +193,16 @@ def test_a_malformed_json_line_is_named_by_its_number(tmp_path, line):
         read_source(data(tmp_path), tmp_path)
 
 
+def test_labels_in_a_table_are_not_ids_of_persons(tmp_path):
+    names = [f"{kind}/{person}/0.png" for kind in "ab" for person in ("p1", "p2")]
+    write_table(tmp_path, rows_of(["cat", "cat", "dog", "dog"], names))
+    groups = Groups(folder=True)
+    assert survey(tmp_path, groups, label="label", classes=ALL).persons == 2
+    rows = [f"{name},{number % 2},1" for number, name in enumerate(names)]
+    (tmp_path / "labels.csv").write_text("\n".join(["file_name,mass,nodule", *rows]))
+    assert survey(tmp_path, groups, classes=ALL).persons == 2
+
+
 def test_a_document_beside_the_table_needs_no_row(tmp_path):
     write_table(tmp_path, rows_of())
     (tmp_path / "consent.pdf").write_bytes(b"%PDF-1.7")
@@ -345,10 +355,19 @@ def test_what_a_folder_holds_is_recognised_by_its_layout(tmp_path):
     (tmp_path / "c/metadata.csv").write_text("file_name,label\ncat/0.png,cat\ndog/0.png,dog\n")
     assert layout_of(tmp_path / "c", None)[0] == {"name": "imagefolder"}, "both agree"
     (tmp_path / "c/cat/1.png").write_bytes(png(1))
-    for rows, different in {"cat/0.png,dog\ndog/0.png,cat": 3, "0.png,cat\n1,cat": 1}.items():
+    for rows, different in {
+        "cat/0.png,dog\ndog/0.png,cat": 3,
+        "0.png,cat\n1,cat": 1,
+        "cat/0.png,cat,?\ncat/1.png,cat\ndog/0.png,dog": 1,
+    }.items():
         (tmp_path / "c/metadata.csv").write_text(f"file_name,label\n{rows}\n")
         with pytest.raises(Unclear, match=f"and they differ for {different} images"):
             layout_of(tmp_path / "c", None)
+    same = [{"file_name": f"{kind}/0.png", "label": kind} for kind in ("cat", "dog")]
+    write_table(tmp_path / "parts/train", same)
+    write_table(tmp_path / "parts/test", [{"file_name": row["file_name"]} for row in same])
+    with pytest.raises(Unclear, match="and they differ for 2 images"):
+        layout_of(tmp_path / "parts", None)
     write_table(tmp_path / "d", [{"file_name": "0.png", "sex": "f", "age": 3}])
     with pytest.raises(ConfigError, match="label_column"):
         layout_of(tmp_path / "d", None)
