@@ -51,7 +51,7 @@ DATE_START = rf"(?<!\d)(?=\d\d?\D|{YEAR}|\d{{8}}|[a-zä]{{3,9}}[-_./, ]{{0,2}}\d
 ANY_DATE = rf"{DATE_START}(?:{'|'.join(pattern.pattern for pattern in DATE_PATTERNS.values())})"
 
 
-def parts_of(text: str, orders: Iterable[str]) -> tuple[str, list[str]]:
+def date_parts(text: str, orders: Iterable[str]) -> tuple[str, list[str]]:
     """Split a text that starts with a date.
 
     Returns the first of `orders` in which the date can be read, and a list: each part of the date
@@ -66,7 +66,7 @@ def parts_of(text: str, orders: Iterable[str]) -> tuple[str, list[str]]:
 
 def orders_in(dates: Iterable[str]) -> Sequence[str]:
     """Return PART_ORDERS, with the month before the day if a date can only be read so."""
-    if any(parts_of(text, PART_ORDERS)[0] == "mdy" for text in dates):
+    if any(date_parts(text, PART_ORDERS)[0] == "mdy" for text in dates):
         return ("mdy", "dmy", "ymd")
     return PART_ORDERS
 
@@ -79,7 +79,7 @@ def move_date(text: str, days: timedelta, orders: Iterable[str]) -> str:
 
     orders: the date is read in the first of these orders that is possible.
     """
-    order, parts = parts_of(text, orders)
+    order, parts = date_parts(text, orders)
     own = dict(zip(order, parts[::2], strict=True))
     month = place_of_month(own["m"])
     first = date(int(f"20{own['y']}"[-4:]), month % 12 + 1, 1)

@@ -276,7 +276,7 @@ def cells_in(table: Path, column: str) -> list[str]:
     return []
 
 
-def tables_of(path: Path) -> list[Path]:
+def tables_read(path: Path) -> list[Path]:
     """Return the tables that are read: the folder's own table or, if none, one table per part."""
     if table := tables.table_path(path):
         return [table]
@@ -286,7 +286,7 @@ def tables_of(path: Path) -> list[Path]:
 def count_different(path: Path, column: str) -> int:
     """Count the pictures that are not in a folder with the name of their label in the table."""
     count = 0
-    for table in tables_of(path):
+    for table in tables_read(path):
         names = map(tables.plain_path, cells_in(table, tables.heads_of(table)[0]))
         cells = map(tables.plain_path, cells_in(table, column))  # none if the column is missing
         labels = dict(zip(names, cells, strict=False))
@@ -523,7 +523,7 @@ def check_persons_beside(path: Path) -> None:
     path = unpacked(path)
     if not path.is_dir():
         return
-    read = tables_of(path)
+    read = tables_read(path)
     for file in tabled.files_below(path):
         if file not in read and (why := why_unread(file, no_classes=False)):
             raise Unclear(

@@ -156,10 +156,12 @@ class Disguise:
         if stays(token):
             self.kept.add(token.lower())
             return token
-        token = self.letters(token)
-        while stays(token):
-            token = self.letters(token)
-        return token
+        other = self.letters(token)
+        while stays(other):
+            if not token.isascii():  # the replacements could be a cycle of kept words
+                other += "x"
+            other = self.letters(other)
+        return other
 
     def letters(self, token: str) -> str:
         """Replace each letter by one that depends on it and on the earlier letters of the word.

@@ -84,6 +84,12 @@ def test_no_person_of_the_copy_has_a_name_of_the_original(form):
     assert copies[0][:1].isupper() == names[0][:1].isupper()
 
 
+def test_a_letter_of_another_alphabet_is_replaced_with_each_key():
+    """The replacements of one letter can be a cycle of kept words, such as t and p."""
+    for seed in range(300):
+        assert "左" not in Disguise(["左"], random.Random(seed))("左")
+
+
 def test_words_for_a_person_stay_if_the_folder_uses_all_of_them():
     names = [f"{noun}{number}" for noun in NOUNS for number in (1, 2)]
     assert [*map(Disguise(names, random.Random(0)), names)] == names

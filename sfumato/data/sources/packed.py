@@ -108,7 +108,7 @@ def tables_at(path: Path) -> list[Path]:
     Returns an empty list if the folder also contains a table of labels (see `table_path`), or a
     folder other than `data`.
     """
-    if is_parquet(path) and path.is_file():
+    if path.suffix.lower() == ".parquet" and path.is_file():
         return [path]
     if (
         path.is_dir()
@@ -121,12 +121,7 @@ def tables_at(path: Path) -> list[Path]:
 
 def parquet_in(folder: Path) -> list[Path]:
     """Return the Parquet files of a folder and of its subfolder `data`, where hubs store them."""
-    found = [*files_in(folder, "*"), *files_in(folder / "data", "*")]
-    return sorted(filter(is_parquet, found))
-
-
-def is_parquet(path: Path) -> bool:
-    return path.suffix.lower() == ".parquet"
+    return sorted([*files_in(folder, "*.parquet"), *files_in(folder / "data", "*.parquet")])
 
 
 def private_folder() -> Path:
