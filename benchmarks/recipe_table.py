@@ -61,7 +61,7 @@ def main() -> None:
         return show(arguments.results)
     work = (arguments.keep or Path(tempfile.mkdtemp(prefix="recipes-"))).resolve()
     results = arguments.results.resolve()
-    shared = work / f".shared-{arguments.profile}"  # `runs/*` lists only runs
+    shared = work / f".shared-{arguments.profile}"  # hidden from `runs/*`
     for epsilon in map(float, arguments.epsilons.split(",")):
         for seed in map(int, arguments.seeds.split(",")):
             for recipe in arguments.recipes.split(","):

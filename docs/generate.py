@@ -114,7 +114,7 @@ def description(kind: type[BaseModel], name: str) -> str:
 
 
 def one_of(table: str, module: str, section: str) -> str:
-    """Return the names in `table`, a dictionary of `module`, that the settings `section` accept."""
+    """Return the names in the dictionary `table` of `module` that a section of settings accepts."""
     entries = getattr(import_module(module.replace("/", ".")), table).items()
     names = [name for name, entry in entries if section in getattr(entry, "sections", (section,))]
     return f"one of {', '.join(f'`{name}`' for name in names)}"

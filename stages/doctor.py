@@ -115,13 +115,13 @@ def index_in_words(own: Path) -> str:
     index = Path(named or configured or "/var/tmp/dvc")  # DVC's default on Linux
     if index != own and not named:
         return (
-            f"{index} is not in this state directory. If other accounts can write into this "
-            "folder, they can write code into the index, and `dvc checkout` runs it. To use a "
-            f"private folder, run `dvc config --local core.site_cache_dir {own}`"
+            f"{index} is not in this state directory. If other accounts can write there, they can "
+            "write code into the index, and `dvc checkout` runs it. To use a private folder, "
+            f"run `dvc config --local core.site_cache_dir {own}`"
         )
     for folder in filter(Path.exists, (index, *index.parents)):
         mode = folder.stat().st_mode
-        # In a parent folder with the sticky bit, such as /tmp, others cannot replace the folder
+        # In a parent folder with the sticky bit, such as /tmp, others cannot replace its folders
         if mode & stat.S_IWOTH and (folder == index or not mode & stat.S_ISVTX):
             return (
                 f"{index}. Other accounts can write into {folder}, so they can write code into the "

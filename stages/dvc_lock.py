@@ -50,7 +50,7 @@ def damage() -> str | None:
         short = [
             name
             for name, one in stages.items()
-            # A stage may lose its only dependency, an own recipe
+            # `deps` disappears if an own recipe was the only dependency, and was deleted
             if not {"cmd", *had.get(name, ())} - {"deps"} <= {*one}
         ]
         if short:

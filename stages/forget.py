@@ -56,7 +56,7 @@ def forget(
         if not yes:
             typer.confirm("Delete the files listed above?", abort=True, err=True)
     if here:
-        drop_stage("evaluate")  # its results are deleted, but DVC does not track them
+        drop_stage("evaluate")  # DVC does not track its results
     if name not in known:
         library.delete(here)
         return tell(

@@ -137,7 +137,7 @@ def show_standing(name: str, enabled: bool = True) -> None:
         lines = 4  # also two lines about the lock file
     print(f"\x1b[{lines}A\x1b[J", end="", flush=True)
     if enabled:
-        with suppress(Exception):  # the stage runs without this line
+        with suppress(Exception):  # the stage also runs without this line
             say(standing(name))
 
 

@@ -141,8 +141,8 @@ class Handler(BaseHTTPRequestHandler):
             text = str(error)
             if not isinstance(error, (SfumatoError, OSError)):
                 text = (
-                    f"a JSON file of this project has another form ({reason_of(error)}): restore "
-                    "it, or run the command again that writes it"
+                    "a JSON file of this project does not have the expected form "
+                    f"({reason_of(error)}): restore it, or repeat the command that wrote it"
                 )
             self.answer(500, text.encode(), "text/plain", Refresh="5")
 

@@ -326,7 +326,7 @@ def first_number(cell):
     return float(re.search(r"\d+\.\d+", cell)[0])
 
 
-# Part of the name of each set, in the results and in the table of leads
+# For each set, the part that its names in the results and in the table of leads have in common
 SETS = ("digits", "MNIST", "CIFAR-10", "brain MRI", "X-rays", "blood cells")
 
 

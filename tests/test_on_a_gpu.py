@@ -362,6 +362,7 @@ def query_of_votes() -> None:
     SUMMED,
     LABELLED,
     "queries/teacher.py query_teacher",
+    "features/projection.py ProjectedFeatures.fit",
     "features/teacher_network.py TeacherNetwork.of",
 )
 def query_of_a_teacher() -> None:
@@ -379,7 +380,11 @@ def test_features_learned_on_a_gpu_are_queried_there():
         network = train_feature_network(images(300), known, 2, 0, lambda done, total: None)
         features = learned_features(known.features, network, 100, 0)
         query_feature_means(charge(images(FEW)), features.to(CUDA), CLASSES, 40.0)
-    fitted_there = {LABELLED, "training/supervised.py apply"}
+    fitted_there = {
+        LABELLED,
+        "training/supervised.py apply",
+        "features/projection.py ProjectedFeatures.fit",
+    }
     assert card.waiting == SUMMED | {TRIED} | fitted_there
 
 

@@ -1,4 +1,4 @@
-"""Find dates in a text and move them, each in the form in which it is written.
+"""Find dates in a text, and move them without changing the form in which they are written.
 
 The year of a date is its first or its last part, as in 1996-08-27, 27.8.96 or 08/27/1996. The month
 may be a name in English or German, as in 27 Aug 1996.
@@ -22,7 +22,7 @@ SHORT_MONTH = rf"{MONTH}|[1-9]"
 NAMED_MONTH = "|".join([*MONTHS, *(name[:3] for name in MONTHS)])
 CALENDAR_DAY = r"0[1-9]|[12]\d|3[01]"
 SHORT_DAY = rf"{CALENDAR_DAY}|[1-9]"
-# Forms of dates with places for three parts, and the patterns of the year, the month and the day
+# For each form of dates: a pattern with places for three parts, and patterns for year, month, day
 DATE_FORMS = (
     (r"({})([-_./]?)({})([-_./]?)({})", YEAR, MONTH, CALENDAR_DAY),
     (r"({})([-./:年月] ?| )({})([-./:年月] ?| )({})", YEAR, SHORT_MONTH, SHORT_DAY),
@@ -37,7 +37,7 @@ PART_ORDERS = ("dmy", "mdy", "ymd")
 
 
 def pattern_of(order: str) -> re.Pattern[str]:
-    """Build a pattern for dates in all forms, with the day, month and year in one order."""
+    """Build a pattern for dates in all forms, with day, month and year in the given order."""
     forms = []
     for form, year, month, day in DATE_FORMS:
         parts = {"y": year, "m": month, "d": day}
@@ -54,8 +54,8 @@ ANY_DATE = rf"{DATE_START}(?:{'|'.join(pattern.pattern for pattern in DATE_PATTE
 def date_parts(text: str, orders: Iterable[str]) -> tuple[str, list[str]]:
     """Split a text that starts with a date.
 
-    Returns the first of `orders` in which the date can be read, and a list: each part of the date
-    with the separator after it, and the text after the date as the last separator.
+    Returns the first of `orders` in which the date can be read, and a list of six texts: each of
+    the three parts of the date is followed by its separator, the last part by the rest of the text.
     """
     order, found = next(
         (order, found) for order in orders if (found := DATE_PATTERNS[order].match(text))
@@ -65,7 +65,7 @@ def date_parts(text: str, orders: Iterable[str]) -> tuple[str, list[str]]:
 
 
 def orders_in(dates: Iterable[str]) -> Sequence[str]:
-    """Return PART_ORDERS, with the month before the day if a date can only be read so."""
+    """Return PART_ORDERS, but with "mdy" first if one of the dates cannot be read as "dmy"."""
     if any(date_parts(text, PART_ORDERS)[0] == "mdy" for text in dates):
         return ("mdy", "dmy", "ymd")
     return PART_ORDERS
@@ -74,10 +74,10 @@ def orders_in(dates: Iterable[str]) -> Sequence[str]:
 def move_date(text: str, days: timedelta, orders: Iterable[str]) -> str:
     """Move the date at the start of a text back by `days`, in the form in which it is written.
 
-    The text after the date, such as a time, stays the same. An impossible date, such as 30
-    February, is read as the following day that exists.
+    The text after the date, such as a time, stays the same. Days after the end of a month count
+    into the next month: 30 February 1990 is read as 2 March.
 
-    orders: the date is read in the first of these orders that is possible.
+    orders: possible orders of day, month and year; the first one that fits the date is used.
     """
     order, parts = date_parts(text, orders)
     own = dict(zip(order, parts[::2], strict=True))

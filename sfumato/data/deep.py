@@ -180,8 +180,8 @@ def decode_deep(
         return decode_tiff(file, span, name)
     if opened.format != "PNG" or opened.getexif().get(Tag.Orientation, 1) != 1:
         raise DataError(
-            f"{name} has {bits} bits per value. Such pictures are read only from TIFF, or from PNG "
-            "without metadata that rotate or mirror it: save it as one of these."
+            f"{name} has {bits} bits per value: save it as a PNG or TIFF. The metadata must not "
+            "rotate or mirror it."
         )
     with installed("depth", name):
         from imagecodecs import png_decode

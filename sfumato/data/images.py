@@ -200,7 +200,7 @@ def load_images(
     if shape is not None and (channels, height, width) != tuple(shape):
         raise DataError(
             f"the images in {directory / IMAGES} have the shape (C, H, W) = "
-            f"{(channels, height, width)}, but it must be {shape}: rerun the stage that writes "
+            f"{(channels, height, width)}, expected {shape}: rerun the stage that writes "
             "this file"
         )
     groups = load_array(directory / GROUPS) if grouped else None

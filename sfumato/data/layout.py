@@ -209,10 +209,10 @@ def classes_named(classes: Classes | None) -> Form:
 
 
 def volume_in(path: Path) -> Volume | None:
-    """Return the slices to use if there is a volume, or a DICOM series among the first DICOM files
-    of a folder.
+    """Return the slices to use if a file is a volume, or if the first DICOM files of one of the
+    folders contain a series.
 
-    Otherwise, returns None.
+    Returns None for other files.
     """
     path = unpacked(path)
     pictures = [path]
@@ -262,7 +262,7 @@ def check_forms(path: Path) -> None:
 
 
 def cells_in(table: Path, column: str) -> list[str]:
-    """Return the cells of a column as text without outer spaces.
+    """Return the cells of a column as text, without leading or trailing spaces.
 
     Rows with too few or too many cells are left out. Returns [] if the file is not a table, or has
     no such column.
@@ -277,7 +277,7 @@ def cells_in(table: Path, column: str) -> list[str]:
 
 
 def tables_read(path: Path) -> list[Path]:
-    """Return the tables that are read: the folder's own table or, if none, one table per part."""
+    """Return the tables that are read: the folder's table or, without one, its parts' tables."""
     if table := tables.table_path(path):
         return [table]
     return [table for part in chain(*split_of(path)) if (table := tables.table_in(part))]
@@ -365,9 +365,8 @@ def several_in(table: Path, columns: Sequence[str], label: str | None, ask: bool
     if label is None and len(flags) > 1 and not meant and ask and len(binary) < len(flags):
         raise Unclear(
             "{table} has columns of 0 and 1 with uncertain or empty cells: {uncertain}. Write 0 or "
-            "1 in each of these cells, or name the label columns to use, without these columns, "
-            "with {option.classes} a,b,c. If another column contains the labels, name it with "
-            "{option.label_column}",
+            "1 in each of these cells, or name only other columns of labels with {option.classes} "
+            "a,b,c. If a single column contains all labels, name it with {option.label_column}",
             option="classes",
             table=table,
             uncertain=", ".join(name for name in flags if name not in binary),
@@ -407,7 +406,7 @@ def groups_in(names: Iterable[str]) -> Groups | None:
 def groups_of_dicom(path: Path, folders: Iterable[Path], alone: bool) -> Groups | None:
     """Return the rule that each PatientID is a person, or None if no picture is a DICOM file.
 
-    folders: folders below `path` with pictures; alone: see `layout_of`.
+    folders: folders with the pictures; alone: see `layout_of`.
 
     Raises Unclear if some pictures are not DICOM files, and so have no PatientID, unless `alone`.
     """
@@ -415,9 +414,9 @@ def groups_of_dicom(path: Path, folders: Iterable[Path], alone: bool) -> Groups 
     found = {is_dicom(file) for file in files if tabled.is_picture(file)}
     if len(found) > 1 and not alone:
         raise Unclear(
-            "{path} contains DICOM files, which state the PatientID, and other pictures, which do "
-            "not. State with {option.groups} how to find the person of each image. If each picture "
-            "that is not a DICOM file is the only image of its person, give {option.alone}",
+            "only some pictures in {path} are DICOM files, so the others have no PatientID: state "
+            "with {option.groups} how to find the person of each image. If each of the others is "
+            "the only image of its person, give {option.alone}",
             option="groups",
             path=path,
         )

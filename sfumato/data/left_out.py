@@ -46,7 +46,7 @@ def place_of(file: PictureFile) -> list[str | int | None]:
 
 
 def quoted(path: Path | str) -> str:
-    """Escape a path as in a URL, because JSON cannot contain a name whose bytes are not UTF-8."""
+    """Escape a path as in a URL, so that JSON can store a name that is not valid UTF-8."""
     return quote(str(path), errors="surrogateescape")
 
 

@@ -109,8 +109,8 @@ class Column:
     def repeated(self) -> bool:
         """Return whether images share a value.
 
-        For numbers with large gaps, return True only if more pairs share a value than chance
-        explains, or if the numbers follow a word for a person.
+        Numbers with large gaps can share a value by chance. For these, return True only if more
+        pairs share a value than chance explains, unless the numbers follow a word for a person.
         """
         if self.kind != "number" or self.dense or self.personal:
             return self.pairs > 0
@@ -177,7 +177,7 @@ class Column:
     def bare(self) -> bool:
         """Return whether the values are numbers of unknown meaning.
 
-        No word beside them names it, and they do not have the form of ids.
+        No word beside them states the meaning, and they do not have the form of ids.
         """
         return self.kind == "number" and not (self.personal or self.named or self.sparse)
 
@@ -213,9 +213,9 @@ def repeats_in(
 ) -> Repeats | None:
     """Find a part of file names that repeats and may identify a person.
 
-    Returns None if nothing repeats. A pattern is proposed only if it finds at least FEWEST ids. If
-    names begin with one of a few words, such as names from several archives, and something repeats
-    only among the names with one of these words, no pattern is proposed.
+    Returns None if nothing repeats. A pattern is proposed only if it finds at least FEWEST ids.
+    Names from several archives often begin with a different word for each archive. If a part
+    repeats only among the names of one archive, no pattern is proposed.
 
     folders, labels: folder and label of each image, in the order of `names`.
     """
@@ -236,7 +236,7 @@ def repeats_in(
 def repeats_in_archive(
     names: Sequence[str], folders: Sequence[str], labels: Sequence[Hashable], classes: Sequence[str]
 ) -> Repeats | None:
-    """Do the same as `repeats_in` for names that one program wrote."""
+    """Do the same as `repeats_in`, for names from one archive."""
     stems = [SUFFIX.sub("", name) for name in names]
     start = beginning(stems)
     first = [re.match(start, stem)[0] for stem in stems]  # type: ignore[index]

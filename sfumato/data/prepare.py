@@ -538,7 +538,7 @@ def group_hash(name: str | None, image: np.ndarray, key: bytes) -> bytes:
     """
     if name is None:
         return hmac.digest(key, f"alone {image.shape} ".encode() + image.tobytes(), "sha256")
-    # The name of a folder contains surrogates if its bytes are not UTF-8
+    # An id from a file or folder name that is not valid UTF-8 contains surrogates
     return hmac.digest(key, f"group {name}".encode(errors="surrogatepass"), "sha256")
 
 

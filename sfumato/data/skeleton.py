@@ -71,19 +71,19 @@ ABOUT = """\
 This is a disguised copy of a folder, made by `stage doctor --skeleton`. Look through it before you
 send it.
 
-In names and tables, the letters of each word are replaced, except in the unchanged words below. A
-word has the same replacement everywhere. If two words begin alike, their replacements begin alike
-too. Numbers that count from 1 without a gap are unchanged. Other numbers are replaced by numbers
-with equally many digits. A replacement can equal the original, above all if the folder contains
-almost all numbers with that many digits. If the folder contains a word for a person, such as
-patient, this word is replaced by another word for a person that the folder does not contain, such
-as subject.
+In names and tables, the letters of each word are replaced. Only the words listed below are
+unchanged. A word has the same replacement everywhere. If two words begin alike, their replacements
+begin alike too. Numbers that count from 1 without a gap are unchanged. Other numbers are replaced
+by numbers with equally many digits. A replacement can equal the original, above all if the folder
+contains almost all numbers with that many digits. A word for a person, such as patient, is replaced
+by another such word that the folder does not contain, such as subject.
 
 All dates are moved back by the same secret number of days, between one and ten years. A date has a
-day, a month and a year. Its month may be a name in English or German. Its year may have two digits
-if it is separated by dots, slashes or hyphens. All other dates are replaced as words and numbers
-are. A year without a month and a day is moved back by about the same time if the folder contains no
-other numbers of four digits. Otherwise, it is replaced as other numbers are.
+day, a month and a year. Its month may be a name in English or German. A year of two digits is
+recognised in dates such as 27.8.96, 8/27/96, 27-08-96 and 27-Aug-96. In all other dates, words and
+numbers are replaced like other words and numbers. A year without a month and a day is moved back by
+about the same time if the folder contains no other numbers of four digits. Otherwise, it is
+replaced like other numbers.
 
 Pictures have random pixels and the size of the original.
 {kept}
@@ -190,11 +190,12 @@ def numbers_replaced(numbers: set[int], years: int, generator: Random) -> dict[i
     """Return a replacement for each number.
 
     The numbers 1, 2, 3 and so on stay the same, up to the first one that does not occur. If all
-    other numbers of four digits are years, they are reduced by `years`. The remaining numbers are
-    grouped by their number of digits. The replacements in a group have the same number of digits as
-    the originals, and the same difference between the largest and the smallest. They have the order
-    of the originals, unless the average distance between the originals is above SPARSE. In that
-    case, the replacements are shuffled.
+    other numbers of four digits are years, `years` is subtracted from them, unless a result would
+    equal a number that stays the same. The remaining numbers are grouped by their number of digits.
+    The replacements in a group have the same number of digits as the originals, and the same
+    difference between the largest and the smallest. They have the order of the originals, unless
+    the average distance between the originals is above SPARSE. In that case, the replacements are
+    shuffled.
     """
     counted = 1
     while counted in numbers:

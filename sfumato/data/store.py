@@ -107,7 +107,8 @@ class LatentSet:
     """Labelled latents.
 
     latents: (N, c, h, w) float16, possibly a memory map;
-    labels, classes, groups: as in the images' `ImageSet`, in the order of `latents`.
+    labels, groups: labels and groups of the images, in the order of `latents`;
+    classes: names of the classes.
     """
 
     latents: np.ndarray

@@ -39,9 +39,10 @@ Rows = Iterator[tuple[int, list]]  # for each row: its number (for messages) and
 
 def table_in(folder: Path) -> Path | None:
     """Find the table of a folder: the file with a name in METADATA or, if there is none, the only
-    CSV file (or else the only TSV file) with a column of pictures' names.
+    CSV file with a column of pictures' names. If no CSV file has such a column, TSV files are
+    searched in the same way.
 
-    Returns None if there is no such file, or if several such files have such a column. Raises
+    Returns None if there is no such file, or if there are several with the same suffix. Raises
     DataError if the folder contains several files with names in METADATA.
     """
     found = [folder / name for name in METADATA if (folder / name).is_file()]

@@ -24,7 +24,8 @@ from sfumato.features.teacher_network import ImageClassifier, classify
 from sfumato.release.report import grouped
 
 FALSE_ALARMS = 0.001  # Maximum probability of an alarm if nothing was copied
-MISSED = 0.025  # Maximum error probability of each of the two limits that bound ε
+# The lower bound on ε uses two confidence limits. Each is wrong with at most this probability
+MISSED = 0.025
 MOST_RELEASED = 60_000  # Maximum number of released images to compare
 # Maximum number of training images, and of hold-out images.
 # More images would take minutes longer, but would not detect smaller shares of copies.
@@ -134,8 +135,8 @@ def compare_nearness(near: np.ndarray, strangers: np.ndarray, unit: str) -> dict
     - "p", "epsilon": the smaller p-value and the larger 95 % lower bound on ε of the two tests;
     - "units", "strangers": n and m;
     - "rings": whether there is an alarm, which means that "p" is at most FALSE_ALARMS;
-    - "unseen": the largest number of copies that would not give an alarm. If it is n, the test can
-      never give an alarm, because there are too few strangers;
+    - "unseen": the largest number of copies that could remain undetected. If it is n, the test
+      cannot give an alarm, because n and m are too small;
     - "sentence": the result in words.
     """
     n = len(near)
@@ -158,7 +159,7 @@ def compare_nearness(near: np.ndarray, strangers: np.ndarray, unit: str) -> dict
     p = min(test["p"] for test in tests)
     epsilon = max(test["epsilon"] for test in tests)
     rings = p <= FALSE_ALARMS
-    # Copies are nearer than all strangers, and p falls with their number
+    # Copies are nearer than all strangers. The more copies, the smaller is p
     unseen = bisect_left(range(n + 1), True, key=lambda x: p_value(x, 1) <= FALSE_ALARMS) - 1
     reported = tests[-1]
     outcome = (
@@ -167,7 +168,7 @@ def compare_nearness(near: np.ndarray, strangers: np.ndarray, unit: str) -> dict
     )
     if unseen == n:
         outcome = (
-            "none, because this test cannot give an alarm: the hold-out is too small. Hold out "
+            "none. This test cannot give an alarm, because the hold-out is too small. Hold out "
             f"more {unit}"
         )
     if rings:

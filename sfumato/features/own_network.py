@@ -73,10 +73,10 @@ class OwnFeatures(nn.Module):
             shown = F.interpolate(shown, (side, side), mode="bilinear", align_corners=False)
         shown = ((shown - self.mean) / self.std).to(device())
         size = "×".join(map(str, shown.shape[1:]))
-        wrong = f"the network {self.file} does not take images of shape {size}"
+        wrong = f"the network {self.file} does not accept images of shape {size}"
         with explained(
             ConfigError,
-            lambda error: f"{wrong} ({error}): set `side` to a side in pixels that it takes",
+            lambda error: f"{wrong} ({error}): set `side` to a size in pixels that it accepts",
             causes=(RuntimeError, ValueError, AssertionError),
         ):
             rows = self.network(shown)
@@ -121,7 +121,7 @@ def of_architecture(
         if architecture == LITE0
         else models.get_model(architecture, weights=None)
     )
-    if settings.channels == 1:  # torchvision's models have three
+    if settings.channels == 1:  # torchvision's models expect three
         first = next(layer for layer in network.modules() if isinstance(layer, nn.Conv2d))
         first.weight = nn.Parameter(first.weight[:, :1])
     last = [name for name, layer in network.named_modules() if isinstance(layer, nn.Linear)][-1:]
@@ -136,7 +136,7 @@ def of_architecture(
         weights = OrderedDict(
             (name, value) for name, value in tensors.items() if not name.startswith(left_out)
         )
-        # An mnasnet refuses weights without its version, which a safetensors file does not contain
+        # MNASNet refuses weights without a version, and safetensors files contain no version
         weights._metadata = {"": {"version": network._version}}  # type: ignore[attr-defined]
         network.load_state_dict(weights)
     network = network.eval().requires_grad_(False).to(device())

@@ -45,8 +45,8 @@ class Patches(nn.Module):
         side = min(SIDE, *shape[1:])
         if shape[0] * side**2 == 1:
             raise ConfigError(
-                "the feature map patches needs grey images with 2 pixels or more on the shorter "
-                "side: set a smaller `block`, or another map"
+                "for the feature map `patches`, the shorter side of a grey image must have 2 "
+                "pixels or more: set a smaller `block`, or another map"
             )
         filters, whiten = whitened_patches(shape[0], side)
         self.filters = nn.Buffer(filters, persistent=False)

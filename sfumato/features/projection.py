@@ -158,7 +158,8 @@ class ProjectedFeatures(nn.Module):
         variances and p = 1 makes them equal;
         seed: seed of the randomised decomposition that finds the directions.
 
-        Returns ψ of the images, (n, d). Raises DataError if the images do not differ.
+        Returns ψ of the images, (n, d). Raises DataError if the features of all images are equal,
+        or if some are not finite.
         """
         device = self.mean.device
         if isinstance(self.map, SideBySide):
@@ -176,8 +177,8 @@ class ProjectedFeatures(nn.Module):
         floor = 1e-3 * rows.square().sum() / rows.numel()
         if not 0 < floor < math.inf:
             raise DataError(
-                f"features cannot be fitted to {len(images)} images whose features are equal or "
-                "not finite: use more images, or another feature map"
+                f"the feature map cannot be fitted to {len(images)} images, because their features "
+                "are equal or not finite: use more images, or another feature map"
             )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)

@@ -204,9 +204,9 @@ class EarlyStopping:
     constant to the expected distance. The distance falls while the fit learns the class, and rises
     when the fit learns the noise of the other features.
 
-    After PATIENCE steps with images of the class but without a smaller distance, the fit of the
-    class stops: its target becomes the moving average of the generator's embeddings, as it was at
-    the step with the smallest distance.
+    Only steps with images of the class count. After PATIENCE such steps without a smaller distance,
+    the fit of the class stops: its target becomes the moving average of the generator's embeddings,
+    as it was at the step with the smallest distance.
     """
 
     # Decay of the moving average of the embeddings. The held-out features of this average are
@@ -356,12 +356,12 @@ def labels_to_fit(
     priors: see `fit_generator`.
 
     With one label per image, all classes are drawn equally often, so that rare classes are fitted
-    too. If there would be fewer than two images per class, a random part of the classes is drawn,
-    with at least two images each (see `mismatch`). Returns labels, (count,) int64, and weights,
-    which are one-hot rows, (count, classes) float32.
+    too. If a batch is too small for two images of each class, it contains only some classes, chosen
+    at random, with at least two images each (see `mismatch`). Returns labels, (count,) int64, and
+    weights, which are one-hot rows, (count, classes) float32.
 
     With several labels per image, there is one stratum per label, and one for images without
-    labels. Each image belongs to one stratum. Strata are drawn equally often, as classes are above.
+    labels. Each image belongs to one stratum. The strata are drawn like the classes above.
     An image in a label's stratum has this label, and its other labels are drawn by
     `several_labels`. So the stratum represents all images with this label. Returns labels, (count,
     classes) uint8, and weights, (count, classes + 1) float32. The weights of an image are its row

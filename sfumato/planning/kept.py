@@ -142,8 +142,8 @@ def repeat_count(name: str, params: Params, plan: str, runs: Sequence[Run]) -> i
 def spending_of(made: Plan, past: Past, out: Path) -> tuple[list[Decision], set[str]]:
     """Decide what each query will do, and find the stages that will run.
 
-    A stage runs if its settings or inputs have changed, or if its artifact is missing. If the
-    release of a query exists, it is restored, and the query is not among the stages that will run.
+    A stage runs if its settings or inputs have changed, or if its artifact is missing. A query that
+    will only restore a kept release is not among the stages that will run.
 
     out: folder with the plan that was written last.
     """

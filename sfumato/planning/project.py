@@ -49,8 +49,8 @@ exec "$@" 3<&- </dev/null"""
 
 
 class Project:
-    """A folder with `dvc.yaml` and, unless `stage merge` wrote it, `params.yaml`. Its methods use
-    the same stages, ledger and odometer as the command line.
+    """A folder with `dvc.yaml` and `params.yaml`. Projects that `stage merge` wrote have no
+    `params.yaml`. The methods use the same stages, ledger and odometer as the command line.
 
     Threads may work with several projects at once.
 

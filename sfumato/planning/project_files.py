@@ -97,7 +97,7 @@ def dvc_content(*, clone: bool = False, own: Sequence[str] | None = None) -> Dvc
 
 
 def own_recipes(folder: Path) -> list[str] | None:
-    """List the project's own recipes and profiles with a section `data`.
+    """List the files of the project's own recipes and profiles that have a section `data`.
 
     Returns None if the project has no folder of its own recipes.
     """
@@ -109,11 +109,11 @@ def own_recipes(folder: Path) -> list[str] | None:
 
 def renew(file: Path, run: Iterable[str] = ()) -> bool:
     """Rewrite a project's `dvc.yaml` if it lists stages of an older version, lacks a stage of
-    `run`, or if the inputs of a stage have changed.
+    `run`, or lists other inputs of a stage than this version.
 
-    Stages that the owner added are kept. If only inputs have changed, everything else is kept too.
+    Stages that the owner added are kept. If only inputs differ, everything else is kept too.
 
-    Returns whether it was rewritten.
+    Returns whether the file was rewritten.
     """
     if not file.is_file():
         return False
@@ -145,7 +145,7 @@ def renew(file: Path, run: Iterable[str] = ()) -> bool:
 
 
 def with_inputs(entry: dict[str, object], made: Mapping[str, object]) -> dict[str, object]:
-    """Return a stage of `dvc.yaml` with the inputs that this version writes."""
+    """Return a stage of `dvc.yaml` with the inputs that `made` lists."""
     inputs = ("params", "deps")
     kept = {key: value for key, value in entry.items() if key not in inputs or key in made}
     return kept | {key: made[key] for key in inputs if key in made}
@@ -158,8 +158,8 @@ def params_text(content: Mapping[str, object], notes: Mapping[str, str]) -> str:
     paragraph.
     """
     lines = [
-        "# Written by `stage init`. Missing keys come from the recipe, then from the defaults (but",
-        "# keep `profile` and `data`): `stage recipe show` prints every parameter, and",
+        "# Written by `stage init`. Missing keys come from the recipe, then from the defaults. The",
+        "# keys `profile` and `data` are required. `stage recipe show` prints every parameter, and",
         "# `stage recipe list` lists the recipes.",
     ]
     for key, value in content.items():
@@ -252,6 +252,7 @@ def write_project(out: Path, files: Mapping[str, str], say: Say, *, force: bool 
                 f"{name} was written outside the project, because GitHub reads workflows only in "
                 "the repository's root. Commit this file too"
             )
+    renew(out / "dvc.yaml")  # adds the project's own recipes
     begin_repository(out, say)
 
 

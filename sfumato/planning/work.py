@@ -75,7 +75,7 @@ class Work:
 
     @property
     def row(self) -> int:
-        """Operations for one number of a row: clip it, and add it to the sum of the row's class."""
+        """Number of operations to clip one value of a row, and to add it to the sum of a class."""
         return 4 * (self.classes + WRITTEN)
 
     def network(self, stage: str, block: int = 1) -> int:

@@ -225,8 +225,8 @@ def open_alone(
     images = images_of(state, card, work)
     if kept_fingerprint(state, card) != prepared:
         raise DataError(
-            f"{work.stage}: another process has just replaced the prepared images: run the stage "
-            "again. Nothing was charged"
+            f"{work.stage}: another process has just replaced the prepared images. Nothing was "
+            "charged. Run the stage again"
         )
     odometer = Odometer(state, card.dataset_id)
     with odometer.locked(), ExitStack() as stack:
@@ -260,7 +260,7 @@ def open_alone(
             raise (DataError if withheld else BudgetError)(decision.problem)
         else:
             refuse_kept(odometer, run / RELEASED, left_open, work)
-            # The owner may have made or withdrawn the claim about persons since
+            # The owner may have added or withdrawn the claim since the charge was opened
             kept = {key: value for key, value in left_open.record.items() if key != "claim"}
             record = kept | {key: record[key] for key in ("id", "claim") if key in record}
             odometer.append(RESUME, id=run.name, adopts=left_open.record["id"], record=record)

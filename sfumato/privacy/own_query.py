@@ -105,7 +105,8 @@ def check_repeats(
 ) -> None:
     """Raise ConfigError if two calls return different rows for one image of random pixels."""
     trials = []
-    for _ in range(2):  # copies, because the function may change its arguments or return a buffer
+    for _ in range(2):
+        # Clones, because a call may change its arguments, or a buffer that the last call returned
         trial = rows(images[:1].clone(), labels[:1].clone())
         trials.append((form_of(trial, 1), trial.left.double().clone()))
     (form, first), (same, second) = trials
@@ -153,7 +154,7 @@ def open_charge(
 
     Raises:
         BudgetError: The lifetime budget would be exceeded, a number gives no guarantee, or the
-            journal lacks a charge that the project of the card contains.
+            journal lacks a charge that the card's project contains.
         ConfigError: The name is reserved, or the size or δ is outside the limits of a plan.
 
     Guarantee:
@@ -176,7 +177,7 @@ def open_charge(
     check_norm(name, max_norm)
     public = read_card(Path(card))
     once = secrets.token_hex(16)  # each call counts as different work
-    # The card of a project is `data/sensitive/card.json`
+    # In a project, the path of the card is `data/sensitive/card.json`
     project = Path(card).absolute().parent.parent.parent
     work = authorize.ChargeRequest(
         stage=name,

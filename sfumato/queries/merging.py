@@ -136,8 +136,8 @@ def check_owner(
 def merged_budget(budgets: Sequence[BudgetFile], size_hint: int, records: Records) -> BudgetFile:
     """Compute the budget of the merged release, at the smallest δ of all owners.
 
-    If this δ is above 1/size_hint, it is replaced by the default δ for `size_hint`, which is the
-    sum over all owners.
+    size_hint: sum of the size hints of all owners. If the smallest δ is above 1/size_hint, the
+    default δ for `size_hint` is used instead.
 
     The target is the largest target of any owner. If the merged release costs more according to the
     most cautious of the owners' accountants, the target is this cost.

@@ -28,10 +28,10 @@ SOURCE_TYPE = "Iptc4xmpExt:DigitalSourceType"
 # Article 50 of the EU's AI Act requires a machine-readable mark in generated pictures.
 # In exported files, the mark is IPTC's digital source type, in this XMP packet.
 XMP = Path(__file__).with_name("mark.xmp").read_text(encoding="utf-8").strip("\n")
-# Maximum bytes of a class name in a file name. File systems allow 143 to 255 bytes in all, and a
-# temporary name has about 35 bytes more.
+# Maximum bytes of a class name in the name of a file or folder. File systems allow names of 143 to
+# 255 bytes, and temporary names are about 35 bytes longer
 CLASS_BYTES = 100
-# Names of devices, which Windows reserves, also with an extension
+# Names that Windows reserves for devices, with or without an extension
 DEVICE = re.compile(r"(CON|PRN|AUX|NUL|CONIN\$|CONOUT\$|(COM|LPT)[0-9¹²³]) *(\..*)?", re.IGNORECASE)
 ROWS_PER_GROUP = 1000  # Rows of a Parquet file that a writer or reader has in memory at a time
 
@@ -195,9 +195,9 @@ def save_png_folders(directory: Path, image_set: ImageSet, kinds: np.ndarray, ma
     """Write one PNG per image, `<class>/<index>.png`, and `metadata.csv` with one row per image.
 
     The columns are file_name, label, class and kind. Sorted by name, the folders are in the order
-    of the labels, as torchvision expects. A class without images has an empty folder, which git and
-    DVC leave out. If images have several labels, all images are in one folder, and the table has
-    one column per label in place of label and class.
+    of the labels, as torchvision expects. The folder of a class without images is empty; git and
+    DVC do not store it. If images have several labels, all images are in one folder, and the table
+    has one column per label in place of label and class.
     """
     classes = image_set.classes
     folders = folder_names(classes)
@@ -224,11 +224,11 @@ def save_png_folders(directory: Path, image_set: ImageSet, kinds: np.ndarray, ma
 def folder_names(classes: Sequence[str]) -> tuple[str, ...]:
     """Return one valid folder name per class, in alphabetical order.
 
-    A folder has the name of its class, with "_" for characters that file names cannot contain, and
-    cut to CLASS_BYTES. In four cases, every name begins with the number of the class and a hyphen:
-    if the names are not in alphabetical order; if a name was cut; if a name is empty, looks like a
-    spreadsheet formula or is reserved by Windows; or if two names are equal or differ only in upper
-    and lower case or in the encoding of accents.
+    A folder has the name of its class. Characters that file names cannot contain are replaced by
+    "_", and the name is cut to CLASS_BYTES. In four cases, every name begins with the number of the
+    class and a hyphen: if the names are not in alphabetical order; if a name was cut; if a name is
+    empty, looks like a spreadsheet formula or is reserved by Windows; or if two names are equal,
+    apart from upper and lower case and the encoding of accents.
     """
     safe = [re.sub(r'[\x00-\x1f/\\:*?"<>|]', "_", name).strip(" .") for name in classes]
     short = [name.encode()[:CLASS_BYTES].decode(errors="ignore").rstrip(" .") for name in safe]

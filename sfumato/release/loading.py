@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from sfumato.release.torch_dataset import ReleaseDataset
 
 KINDS_FILE = "kinds.npy"
-SECTIONS = ("Privacy", "Classes", "About")  # Of a release's README, without those about its files
+# Sections of a release's README that do not describe its files
+SECTIONS = ("Privacy", "Classes", "About")
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,9 @@ class Release:
             several labels.
         kinds: (N,) text: "plain" for an image as a model drew it, "distorted", "blend" or "public".
         classes: Class names, in the order of the labels.
-        card: Content of `card.json`, with ε and δ. If kinds were selected, `images`, `kinds` and
-            `sources` describe the selected images. If it is unknown which models drew these,
-            `sources` is empty.
+        card: Content of `card.json`, with ε and δ. If only some kinds were loaded, `images`,
+            `kinds` and `sources` describe the loaded images. `sources` is then empty if the release
+            has several sources, because it is not recorded which image is from which source.
         ledger: Record of every privacy mechanism behind the set, by id.
         path: Folder that the set was read from.
         cost: Cost of everything behind the set: ε, δ, the neighbour relation and the protected
@@ -97,7 +98,7 @@ class Release:
             (H, W, C) uint8, with the shape of the release's images.
 
         Raises:
-            DataError: The file cannot be read, or the array has another type or shape.
+            DataError: The file cannot be read, or the array has the wrong type or shape.
         """
         return prepared(self.card, picture)
 
@@ -156,7 +157,7 @@ class Release:
         ):
             _, front, text = read_text(readme).split("---\n", 2)
             metadata = dict(parse_yaml(front))
-        metadata.pop("size_categories", None)  # a hub counts the images of the folder
+        metadata.pop("size_categories", None)  # a hub counts the images itself
         images = ImageSet(self.images, self.labels, self.classes)
         mark = mark_of(read_json(self.path / "card.json").get("sources", ()))
         if find_spec("pyarrow") is None:
@@ -197,8 +198,8 @@ def kinds_text(card: ReleaseCard) -> str:
 def hub_page(release: Release, text: str, files: str) -> str:
     """Describe a folder that `to_huggingface` writes.
 
-    text: README of the release. Its passages about files are left out, because the folder does
-    not contain these files; files: the folder's files with images.
+    text: README of the release. Its passages about files are left out, because the folder has
+    other files; files: path or pattern of the files with images.
     """
     start, *sections = text.strip().split("\n## ")
     title, _, about = start.partition("\n")
@@ -235,8 +236,8 @@ def prepared(card: ClassifierCard, picture: str | Path | np.ndarray) -> np.ndarr
     if image.dtype != np.uint8 or image.ndim not in (2, 3) or pixels.shape[2] not in (1, 3):
         raise DataError(
             f"the picture is {image.dtype} {image.shape}, expected uint8 (H, W), (H, W, 1) or "
-            "(H, W, 3): give the path of its file, or first convert it to 8 bits as the sensitive "
-            'pictures were. card["prepared"]["range"] states which values became 0 and 255'
+            "(H, W, 3): give the path of its file, or convert it to 8 bits like the sensitive "
+            'pictures. card["prepared"]["range"] contains the values that became 0 and 255'
         )
     return fit(pixels, form, "the picture")
 

@@ -37,7 +37,8 @@ def pattern_key(dataset: str, seed: int) -> str:
 def carries_pattern(shape: Sequence[int]) -> bool:
     """Return whether pictures of a shape, (C, H, W), are large enough for the pattern to be found.
 
-    The score is at most the square root of the number of cells, so one block is not enough.
+    The score is at most the square root of the number of cells, so pictures of a single block are
+    too small.
     """
     _, height, width = shape
     return (height // BLOCK) * (width // BLOCK) * GREY_LEVELS >= FOUND**2

@@ -53,7 +53,7 @@ class ReleasedClassifier:
             with a probability above 1/2.
 
         Raises:
-            DataError: The file cannot be read, or the array has another type or shape.
+            DataError: The file cannot be read, or the array has the wrong type or shape.
         """
         (shares,) = self.probabilities(prepared(self.card, picture)[None])
         if self.network.several:

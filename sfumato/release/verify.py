@@ -114,7 +114,7 @@ def png_size(content):
 def has_valid_label(row, classes):
     if "class" not in row:  # several labels per image: one column per label, with 0 or 1
         return all(row[f"label {name}"] in ("0", "1") for name in classes)
-    name = classes[int(row["label"])]  # with an apostrophe before it if it is like a formula
+    name = classes[int(row["label"])]  # has an apostrophe in the table if it looks like a formula
     return row["label"].isdecimal() and row["class"] in (name, f"'{name}")
 
 
@@ -285,8 +285,8 @@ def main():
     parser.add_argument("--manifest")
     parser.add_argument("folder", nargs="?", type=Path, default=Path(__file__).resolve().parent)
     options = parser.parse_args()
-    if hasattr(sys.stdout, "reconfigure"):  # not in IDLE or a notebook, which show any name
-        sys.stdout.reconfigure(errors="backslashreplace")  # for any file name on any terminal
+    if hasattr(sys.stdout, "reconfigure"):  # False in IDLE and notebooks, which show any name
+        sys.stdout.reconfigure(errors="backslashreplace")  # some terminals cannot show every name
     failures = 0
     for passed, text in results_of(options.folder, options.manifest):
         print({True: "ok  ", None: "note", False: "FAIL"}[passed], text)

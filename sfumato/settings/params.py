@@ -38,8 +38,8 @@ class Common(Strict):
         """Before validation, resolve the settings that depend on ε: the constants of the teacher,
         the shares of queries and the weights of sources.
 
-        An ε that is not a positive number is refused later: `epsilon` is strict, so text such as
-        '1' is refused too.
+        If ε is not a positive number, nothing is resolved. The validation then refuses this ε, even
+        if it is text such as '1', because the field `epsilon` is strict.
         """
         privacy = values.get("privacy", {})
         epsilon = None

@@ -44,10 +44,11 @@ def load_params(path: Path, recipes: Path, recipe: str | None = None) -> Params:
     nearest known key. In a project, also raises ConfigError if a key in TRACKED_KEYS is missing.
     """
     content = read_layer(path)
+    in_project = path.name == "params.yaml" and path.with_name("dvc.yaml").is_file()
     for key, usual in TRACKED_KEYS.items():
-        if key not in content and path.with_name("dvc.yaml").is_file():
+        if in_project and key not in content:
             raise ConfigError(
-                f"{path} lacks the key {key!r}: add the line `{key}: {usual}`, or another value"
+                f"{path} lacks the key {key!r}: add the line `{key}: {usual}`, or set another value"
             )
     if recipe is not None:
         content["recipe"] = recipe

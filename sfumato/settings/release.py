@@ -120,8 +120,8 @@ class Synthesize(Settings):
     # Parquet tables, tar files (webdataset)
     export: tuple[Literal["png", "npz", "parquet", "webdataset"], ...] = ()
     # Files and pixels to mark as generated: `pictures` marks PNG and Parquet files; `files` also
-    # marks arrays and tar files; `pixels` marks all these files, and the pixels of drawn images,
-    # which must have at least 8×16 or 16×8 pixels
+    # marks arrays and tar files; `pixels` also marks the pixels of drawn images, which must have at
+    # least 8×16 or 16×8 pixels
     mark: Literal["pictures", "files", "pixels"] = "pictures"
 
     @model_validator(mode="after")

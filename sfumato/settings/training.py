@@ -45,12 +45,12 @@ class Select(Settings):
     chooser: ClassVar[str] = "by"
     # Criterion: `votes` (released by the stage `histogram`) or `teacher` (the teacher's labels)
     by: Literal["votes", "teacher"] = "votes"
-    # Share of the public classes to keep, for `by: votes`. At least one class is kept, or, with the
-    # default and `histogram.per_class`, at least one for each sensitive class; 1 keeps all classes,
-    # and then no histogram is needed
+    # Share of the public classes to keep, for `by: votes`. At least one class is kept. With
+    # `histogram.per_class`, the default keeps at least one for each sensitive class, and a share
+    # that keeps fewer is refused. 1 keeps all classes, and then no histogram is needed
     ratio: Share = 0.05
     # Total number of images to keep, for `by: teacher`. It is divided equally among the sensitive
-    # classes. The default keeps all public images if there are fewer
+    # classes. If there are fewer public images, the default keeps all of them
     images: Positive = 20_000
 
     def reads(self, name: str) -> bool:
@@ -248,7 +248,7 @@ class Pretrain(Settings):
     steps: Positive = 2000
     batch: Positive = 64  # Images per step
     learning_rate: LearningRate = 3e-4  # Learning rate of Adam
-    amp: Amp = Amp()  # Adversarial model perturbation of phases that set `amp: true`, not keys
+    amp: Amp = Amp()  # Adversarial model perturbation, for phases with `amp: true`
 
     @model_validator(mode="before")
     @classmethod

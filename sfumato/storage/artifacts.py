@@ -49,7 +49,7 @@ def read_artifact(
 ) -> Artifact:
     """Read an artifact, and check each file by its sha256.
 
-    received: whether a recipient has the artifact (see `changed_files`).
+    received: True if the artifact is a recipient's copy (see `changed_files`).
 
     Raises DataError if the artifact is invalid, or if it is local and `allow_local` is false.
     """
@@ -146,8 +146,8 @@ def depends_on_charge(path: Path, record_id: str) -> bool:
 def changed_files(path: Path, files: Mapping[str, str], *, received: bool = False) -> list[str]:
     """List the differences between a directory and the sha256 of its files, one sentence each.
 
-    received: whether a recipient has the directory. Git, a hub or a file browser may then have
-    added files that no loader opens, and may have changed .gitattributes.
+    received: True if the directory is a recipient's copy. Git, a hub or a file browser may have
+    changed it. So .gitattributes is then ignored, and added files that no loader opens are too.
     """
     below = map(Path, entries_below(path))
     present = {p.relative_to(path).as_posix() for p in below if p.is_file()} - {PRIVACY}

@@ -59,9 +59,9 @@ def reading(path: Path) -> Iterator[BinaryIO]:
 
 
 def files_in(folder: Path, pattern: str) -> list[Path]:
-    """Return the entries of a folder whose names match, sorted. Names may be in any case.
+    """Return the entries of a folder with names that match a pattern, sorted.
 
-    pattern: in lower case.
+    pattern: pattern in lower case. Names match it in upper and lower case.
 
     Raises every OSError, even one that `Path.glob` would ignore.
     """

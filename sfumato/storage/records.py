@@ -18,7 +18,7 @@ class Records(dict[str, Record]):
 
     Attributes:
         owners: Ids of the merged data sets, if their owners declared that no person is in two of
-            these sets. The cost for a person is then computed for each set by itself, and the
+            these sets. The cost for a person is then computed separately for each set, and the
             largest counts. Without the declaration, `owners` is empty, and the costs of all charges
             are added up. A copy as a plain dictionary loses the declaration.
     """

@@ -31,7 +31,10 @@ class Kept(NamedTuple):
 
 
 def number_to_keep(settings: Select, public_classes: int, rows: int = 1) -> int:
-    """Return how many public classes to keep: the share `settings.ratio`, but at least `rows`."""
+    """Return how many public classes to keep: the share `settings.ratio`, but at least `rows`.
+
+    rows: number of rows of the histogram.
+    """
     return max(rows, round(settings.ratio * public_classes))
 
 

@@ -30,7 +30,7 @@ def test_a_population_of_other_images_is_not_released(tmp_path, shape):
     drawn_from(tmp_path)
     with pytest.raises(DataError, match="labels 0..5"):
         drawn_from(tmp_path, classes=tuple("abcdef"))
-    with pytest.raises(DataError, match=r"images\.npy has"):
+    with pytest.raises(DataError, match=r"images\.npy have"):
         drawn_from(tmp_path, shape)
-    with pytest.raises(DataError, match=r"images\.npy has"):
+    with pytest.raises(DataError, match=r"images\.npy have"):
         training_sets({"evolve": tmp_path}, (1, 8, 8), tuple("abc"))

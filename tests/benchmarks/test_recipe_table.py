@@ -1,4 +1,4 @@
-"""The table of recipes: kept runs in a clone, and their comparison."""
+"""Run the table of recipes in a clone, keep the runs, and compare them."""
 
 import csv
 import os
@@ -22,7 +22,7 @@ SMALL = (
 
 
 def test_kept_runs_in_a_clone_can_be_compared(here, environment, monkeypatch):
-    """The two commands of docs/tutorials/researchers.md."""
+    """Run the two commands of docs/tutorials/researchers.md."""
     subprocess.run(["git", "init", "-q"], check=True)
     shutil.copy(recipe_table.ROOT / ".gitignore", here)
     words = "--recipes dp-merf --epsilons 1,10 --seeds 0 --results sweep.csv --keep runs"

@@ -1,4 +1,4 @@
-"""Dates are moved in the form in which they are written."""
+"""Dates are moved, and keep the form in which they are written."""
 
 from datetime import timedelta
 

@@ -361,7 +361,7 @@ def test_an_id_that_returns_in_another_class_is_proposed(form):
 
 @pytest.mark.parametrize("others", ["IM-{:04}-0001.jpeg", "NORMAL2-IM-{:04}-0001.jpeg"])
 def test_few_persons_in_one_of_two_archives_are_seen(others):
-    """The chest X-rays, of which few were chosen: five persons have two pictures."""
+    """The names are like a small sample of the chest X-rays. Five persons have two pictures."""
     chance = random.Random(0)
     persons = chance.sample(range(1, 2000), 100)
     images = chance.sample(range(3000), 105)

@@ -162,7 +162,7 @@ def test_what_cannot_be_shown_whole_is_refused_by_name(tmp_path, uninstall):
             "several frames",
         ),
         ("colour.ppm", lambda f: pnm("P6", 4095)(f, COLOUR), "12 bits per value"),
-        ("turned.png", lambda f: png(f, COLOUR, "RGB", 6), "metadata that rotate or mirror it"),
+        ("turned.png", lambda f: png(f, COLOUR, "RGB", 6), "TIFF. The metadata must not"),
         ("turned.tiff", tiff_turned, "must not rotate or mirror it"),
         ("clear.png", lambda f: png(f, stacked(RAMP, 0 * RAMP), "LA"), "fully transparent"),
         ("colour.jp2", lambda f: jpeg_2000(16)(f, COLOUR), "JPEG 2000 in colour with 16 bits"),

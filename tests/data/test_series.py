@@ -191,7 +191,7 @@ def test_single_images_are_no_series_but_state_their_patients(tmp_path):
 def test_patients_are_found_beside_pictures_in_other_formats(folder, tmp_path):
     root = write_single(tmp_path / "in")
     write_png(root / folder)
-    with pytest.raises(Unclear, match="DICOM files, which state the PatientID, and other"):
+    with pytest.raises(Unclear, match="DICOM files, so the others have no PatientID: state"):
         survey(root, span=SPAN, classes=ALL)
     assert survey(root, span=SPAN, classes=ALL, alone=True).persons == 10 + 30
     with pytest.raises(DataError, match="has no id: add one"):

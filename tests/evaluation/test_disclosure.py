@@ -117,7 +117,7 @@ def test_a_hold_out_too_small_for_any_alarm_is_reported(n, m):
     for near in (np.zeros(n), np.full(n, 2.0)):
         found = compare_nearness(near, np.ones(m), "persons")
         assert not found["rings"] and found["unseen"] == n
-        assert "cannot give an alarm: the hold-out is too small" in found["sentence"]
+        assert "cannot give an alarm, because the hold-out is too small" in found["sentence"]
         assert "no sign of copying" not in found["sentence"]
 
 

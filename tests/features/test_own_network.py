@@ -96,7 +96,7 @@ def test_the_weights_of_an_mnasnet_are_accepted(tmp_path):
 
 def test_images_of_a_size_that_a_network_cannot_take_are_refused(tmp_path):
     settings = small_file(tmp_path / "weights").model_copy(update={"side": None})
-    with pytest.raises(ConfigError, match="does not take images of shape 3×8×8 .*set `side`"):
+    with pytest.raises(ConfigError, match="does not accept images of shape 3×8×8 .*set `side`"):
         ProjectedFeatures(OWN, SHAPE, 5, settings.arguments())
 
 

@@ -47,7 +47,7 @@ def test_a_pipeline_is_renewed_if_it_lacks_a_stage_that_runs(tmp_path):
 
 
 def test_own_recipes_are_inputs_of_what_reads_them(tmp_path):
-    """Otherwise, a changed recipe would leave the images of the previous one."""
+    """Otherwise, images prepared with an earlier recipe would remain after a change."""
     file = tmp_path / "dvc.yaml"
     file.write_text(dvc_text())
     folder = tmp_path / "pipelines"
@@ -56,7 +56,7 @@ def test_own_recipes_are_inputs_of_what_reads_them(tmp_path):
     (folder / "profiles/clinic.yaml").write_text("data: {size: 32}")
 
     def changed() -> dict[str, set[str]]:
-        """Return the inputs of each stage that are new, compared with a project without recipes."""
+        """Return the inputs of each stage that a project without own recipes does not have."""
         usual = yaml.safe_load(dvc_text())["stages"]
         stages = yaml.safe_load(file.read_text())["stages"]
         new = {

@@ -73,9 +73,9 @@ def test_the_queries_that_share_their_work_are_these():
 
 
 def test_both_processes_have_a_part_of_the_sum(sums):
-    """The tests above would also pass if one of the two processes had no images.
+    """Otherwise, the tests above could pass with the images of only one process.
 
-    Both have some here: together they count all 9 groups and 226 images.
+    Each image is in one of the processes, and the joint sum counts all 9 groups and 226 images.
     """
     assert float(sums["count, group whole"].sum()) == pytest.approx(9, abs=1e-3)
     assert float(sums["count, image whole"].sum()) == pytest.approx(226, abs=1e-3)

@@ -131,7 +131,7 @@ def test_a_package_is_verified_without_any_package_of_python(package):
 
 def test_the_program_runs_in_idle_and_in_a_notebook(package, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["verify.py", str(package)])
-    monkeypatch.setattr(sys, "stdout", io.StringIO())  # like theirs, it has no `reconfigure`
+    monkeypatch.setattr(sys, "stdout", io.StringIO())  # without `reconfigure`, as there
     with pytest.raises(SystemExit) as end:
         verify.main()
     assert end.value.code == 0

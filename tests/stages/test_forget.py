@@ -100,7 +100,7 @@ def marked(folder: str = "state") -> list[Path]:
 
 
 def test_a_forgotten_evaluation_runs_again(desk):
-    """DVC tracks no result of it, so only its entry in `dvc.lock` would keep it from running."""
+    """DVC does not track its results. It would skip a stage that `dvc.lock` contains."""
     stages = {name: {"cmd": f"stage {name}"} for name in STAGES}
     for name in (LOCK, WHOLE_LOCK):
         name.parent.mkdir(parents=True, exist_ok=True)

@@ -377,7 +377,7 @@ def test_the_time_of_reading_images_is_not_in_the_parameters(init, tmp_path, mon
 def rows_of(text: str) -> list[list[str]]:
     """Return the rows of the table of sizes.
 
-    Its columns: pixels, minutes of a run, minutes beyond which a run gains nothing, usefulness.
+    The columns are pixels, minutes, useful minutes (more time does not help), and usefulness.
     """
     (table,) = re.findall(r"proposed sizes.*?└", text, re.S)
     return [

@@ -69,7 +69,7 @@ def beside_folders(name: str, content: bytes = b"PK", form: str = "{kind}/{i}.pn
 
 
 def with_persons(write, name: str = "persons.csv", head: str = "image"):
-    """Return a function that also writes a table, in which each person has three pictures.
+    """Return a function that calls `write`, and then writes a table with three pictures per person.
 
     head: title of the column with the pictures' names.
     """

@@ -67,7 +67,7 @@ def test_two_clinics_release_together_at_their_own_epsilon(
     os.chdir(folder)
     stages = yaml.safe_load(Path("dvc.yaml").read_text())["stages"]
     assert {entry["cmd"] for entry in stages.values()} == {f"stage {words}" for words in FREE}
-    # Without a server that imports the libraries first, which takes longer than one stage
+    # No fork server, because its imports take longer than the one stage
     monkeypatch.setattr("sfumato.planning.project.forking", nullcontext)
     clinics.run(f"{command} --no-dvc select")
     assert Path("artifacts/select").exists()

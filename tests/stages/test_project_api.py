@@ -110,7 +110,7 @@ def test_a_failure_is_the_error_of_the_stage(project, tmp_path):
                 call()
     params.write_text(re.sub("path: .*", "path: /none", text))
     with pytest.raises(DataError, match=r"data\.path=/none does not exist: [^\n]*$"):
-        project.run()  # raised in DVC's stage
+        project.run()  # raised in the stage that DVC runs
     params.write_text(text)
     with pytest.raises(DataError, match="not a release"):
         _ = project.release
@@ -143,7 +143,7 @@ finally:
 
 
 def test_a_run_keeps_dvcs_index_in_the_state_directory(tmp_path, environment):
-    """The project's own setting may name a folder in which other accounts can write."""
+    """The project's DVC settings may name a folder in which other accounts can write."""
     environment["SFUMATO_STATE"] = str(tmp_path / "state")
     environment["DVC_SITE_CACHE_DIR"] = str(tmp_path / "before")
     old = tmp_path / "old"

@@ -339,7 +339,7 @@ def test_a_file_of_another_form_is_reported(server, file, content):
     Path(file).write_text(json.dumps(content))
     status, headers, text = ask(server, server.base)
     assert status == 500 and headers["Content-Type"].startswith("text/plain")
-    assert "another form" in text
+    assert "does not have the expected form" in text
 
 
 def test_what_init_understood_and_proposed_is_kept_for_the_page(here, expect_seconds):

@@ -17,7 +17,7 @@ from sfumato.settings.fields import both_sides
 from sfumato.settings.sources import SOURCES, sources_of
 from sfumato.storage.documents import class_name
 
-# Columns of `png/metadata.csv` and `Release.to_pandas` that exist beside the labels
+# Columns other than labels in `png/metadata.csv` and in the table of `Release.to_pandas`
 OTHER_COLUMNS = ("file_name", "image", "kind")
 
 __all__ = ["Example", "Source", "read_public", "read_source"]

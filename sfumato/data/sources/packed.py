@@ -53,7 +53,7 @@ COMPRESSED: dict[str, Callable[..., Any]] = {
 }
 CHUNK = 2**20  # bytes to inflate at a time
 FIRST_CELLS = 10  # number of cells to decode, to find out whether a column contains pictures
-UTF8_FLAG = 0x800  # flag of a file in a zip whose name is in UTF-8
+UTF8_FLAG = 0x800  # flag in a zip: the name of this file is in UTF-8
 DAMAGED = (*UNREADABLE, tarfile.TarError, lzma.LZMAError, zlib.error, EOFError, OverflowError)
 UNPACKED = "unpacked"  # folder in the state directory for unpacked archives
 # Private folders with unpacked archives, and private copies of files from URLs. A key consists of
@@ -235,8 +235,7 @@ def extract(path: Path, folder: Path, allowance: Allowance) -> None:
 def utf8_name(entry: zipfile.ZipInfo) -> str:
     """Return the name of a file in a zip.
 
-    macOS writes names in UTF-8 without the flag that states this, so `zipfile` decodes them as
-    cp437.
+    macOS writes names in UTF-8 without setting UTF8_FLAG, so `zipfile` decodes them as cp437.
     """
     if not entry.flag_bits & UTF8_FLAG:
         with suppress(UnicodeError):
@@ -463,9 +462,11 @@ def holds_bytes(kind: DataType) -> bool:
 
 
 def contains_pictures(table: ParquetFile, column: str, file: Path, place: Path) -> bool:
-    """Return whether one of the first cells of a column is a picture. Ids may be bytes too.
+    """Return whether one of the first cells of a column is a picture.
 
-    file: path of the table; place: folder in which to write a cell for a moment.
+    A column of bytes may also contain ids.
+
+    file: path of the table; place: folder for a temporary file with the content of a cell.
     """
     picture = temporary_name(place / file.name)
     for row in islice(records_of(table, [], str(file), column), FIRST_CELLS):

@@ -116,7 +116,7 @@ def pictures_below(root: Path) -> list[Path]:
 
 
 def is_picture(file: Path) -> bool:
-    pictures = registered_extensions().keys() - {".pdf"}  # Pillow writes PDFs, but reads none
+    pictures = registered_extensions().keys() - {".pdf"}  # Pillow can write, but not read PDFs
     named = file.suffix.lower() in pictures or is_volume(file)
     return file.is_file() and (named or is_dicom(file))
 
@@ -179,9 +179,9 @@ def numbered(rows: list[Place], official: bool, request: Request) -> Listing:
     """Replace the labels of rows, which are text, by the numbers of classes.
 
     The classes are `request.classes` or, if that is None, all labels that occur. In the second
-    case, the classes depend on the images. A label may be the name of a class, also with spaces
-    around it. If no class has a number as its name, a label may also be the number of a class, from
-    0.
+    case, the classes depend on the images. A label may be the name of a class, with or without
+    spaces around it. If no class has a number as its name, a label may also be the number of a
+    class, from 0.
 
     official: whether there is a test split.
 

@@ -112,8 +112,8 @@ METRICS = {
         likelihood,
     ),
     "authenticity": Metric(
-        "share of the set's images whose nearest training image has another training image that is "
-        "even nearer to it; best if equal to the value of `real`",
+        "share of images that are farther from their nearest training image than another training "
+        "image is; best if equal to the value of `real`",
         lambda novel, **_: authenticity(*novel),
     ),
     "detector": Metric(

@@ -100,7 +100,7 @@ def test_a_zip_with_backslashes_is_read(folder, tmp_path):
 
 @pytest.mark.parametrize("encoding", ["utf-8", "cp437"])
 def test_names_in_a_zip_are_read_without_their_encoding(encoding, folder, tmp_path):
-    """macOS writes names in UTF-8, and older programs in cp437, without the flag for UTF-8."""
+    """Without the flag for UTF-8, macOS writes names in UTF-8, and older programs in cp437."""
     name = "Hündin".encode(encoding)
     placeholder = "x" * len(name)
     (folder / "dog").rename(folder / placeholder)
