@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, zip_longest
+from itertools import chain, takewhile, zip_longest
 from pathlib import PurePath
 
 import numpy as np
@@ -224,7 +224,8 @@ def repeats_in(
         return found
     archives: dict[str, list[tuple]] = {}
     for image in zip(names, folders, labels, strict=True):
-        archives.setdefault(re.match(f"{LETTER}*", image[0])[0], []).append(image)  # type: ignore[index]
+        word = "".join(takewhile(str.isalpha, image[0]))
+        archives.setdefault(word, []).append(image)
     if 1 < len(archives) <= FEWEST:
         for images in archives.values():
             own_names, own_folders, own_labels = zip(*images, strict=True)
