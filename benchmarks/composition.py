@@ -6,8 +6,9 @@
 CIFAR: a folder of CIFAR-10's training images, with one folder per class. For each set, ε and seed,
 two teachers are trained. One has the recipe's noise multipliers under `privacy.accountant: rdp`,
 the other the multipliers under `exact`. Both use the same draws of noise. The directions of the
-features are fitted to the hold-out, which no release may use. So both accuracies are only upper
-bounds, but they can be compared. Accuracy is on the hold-out, in %.
+features are fitted to the hold-out. A real release may not use the hold-out, so its accuracy would
+be lower than both accuracies here. The two can still be compared. Accuracy is in
+%, on the hold-out.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ def sets_of_known_quality(
 
 
 def real_images(drawn: bool, folder: Path, images: int) -> tuple[ImageSet, ImageSet]:
-    """Load 3 · `images` real images in random order, and images of another kind."""
+    """Load two sets in random order: 3 · `images` real images, and `images` of another kind."""
     letters = drawn_set("glyphs", (1, 28, 28), -(-3 * images // 26), seed=1)
     if drawn:
         other = drawn_set("glyphs", (1, 28, 28), -(-images // 26), seed=2)

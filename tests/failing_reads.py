@@ -63,7 +63,7 @@ def failing_opens(text: str, code: int = errno.EIO, after: int = 0) -> Iterator[
 def failing_reads(text: str, error: type[Exception] = OSError) -> Iterator[None]:
     """Make files fail to read, though not to open, if their path contains `text`.
 
-    Like the system's own error, an OSError does not contain the file's name.
+    The message of an OSError does not contain the file's name, as in a real failed read.
     """
 
     class Failing(io.FileIO):

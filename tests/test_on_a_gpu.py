@@ -100,7 +100,7 @@ def part(*waits: str | set[str]) -> Callable[[Callable[[], object]], Callable[[]
 
 @functools.cache
 def card_after(name: str) -> Card:
-    """Run a part once. Returns the record of what it did with the card."""
+    """Run a part, unless it has run already. Returns how it used the graphics card."""
     with pretended_gpu() as card:
         PARTS[name][0]()
     return card

@@ -84,7 +84,7 @@ class OwnFeatures(nn.Module):
 
 
 def imagenet(_: Shape) -> OwnFeatures:
-    """Build the map "imagenet"."""
+    """Build the feature map "imagenet"."""
     return OwnFeatures(imagenet_network())
 
 

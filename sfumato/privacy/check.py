@@ -320,7 +320,7 @@ def malformed(ledger: Mapping) -> list[str]:
 def listed(stages: Mapping) -> dict[str, list[str]]:
     """Return the ids of the records by stage.
 
-    Stages without records are left out, because an older ledger may not list them.
+    Stages without records are left out, because older ledgers may not list such stages.
     """
     return {name: entry["records"] for name, entry in stages.items() if entry["records"]}
 

@@ -225,8 +225,8 @@ class Phase(Strict):
 
     # Sources of the training images, each with its sampling weight
     sources: Annotated[dict[TrainingSource, Scale], Field(min_length=1)]
-    # Gradient steps of Adam. Phases without `steps` share `pretrain.steps`, in proportion to their
-    # `part` (default: 1)
+    # Gradient steps of Adam. If they are missing, the phase gets a share of `pretrain.steps`, in
+    # proportion to its `part` (default: 1)
     steps: Positive
     batch: Positive = 64  # Images per step
     learning_rate: LearningRate = 3e-4  # Learning rate of Adam

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 from sfumato.errors import FULL, is_failure
 
 ATTRIBUTES = ".gitattributes"
-UNTOUCHED = "* -text\n"  # without this, git on Windows changes line ends, and therefore hashes
+UNTOUCHED = "* -text\n"  # otherwise git on Windows changes line ends, so files have other hashes
 CLOCK_SKEW = 2.0  # Seconds by which the clocks of a file system and of processes may differ
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # First characters of a formula in a spreadsheet
 

@@ -1,4 +1,6 @@
-"""Accuracy by a column of the owner's table, and what `stage prepare` stores of this column."""
+"""Accuracy for each value in a column of the owner's table, and what `stage prepare` stores of
+this column.
+"""
 
 import json
 from pathlib import Path

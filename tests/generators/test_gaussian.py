@@ -1,4 +1,4 @@
-"""Gaussians fitted to a release have its exact moments without noise, and are shrunk with noise."""
+"""Gaussians fitted to a release have its moments. They are shrunk if the release has noise."""
 
 import math
 from types import SimpleNamespace

@@ -56,7 +56,7 @@ def redo_manifest(folder: Path) -> None:
 
 
 def edit_json(path: Path, change) -> None:
-    """Change a JSON file, then update its own digest, if it has one, and the manifest to match."""
+    """Change a JSON file. Then update the manifest and the file's own digest, if it has one."""
     content = json.loads(path.read_text())
     change(content)
     if content.pop("digest", None):

@@ -121,7 +121,7 @@ def test_two_clinics_release_together_at_their_own_epsilon(
 
 
 def test_the_plan_of_a_merge_has_the_delta_of_its_budget(tmp_path):
-    """Otherwise, the card would state an owner's larger δ, at which ε is smaller."""
+    """With the larger δ of one owner, the card would state too small an ε."""
     plans = {
         name: {"stage": name, "dataset_id": "north", "size_hint": 300}
         for name in ("count", "synthesize")
