@@ -277,14 +277,14 @@ def cells_in(table: Path, column: str) -> list[str]:
 
 
 def tables_read(path: Path) -> list[Path]:
-    """Return the tables that are read: the folder's table or, without one, its parts' tables."""
+    """Return the tables to read: the folder's table or, without one, the tables of its parts."""
     if table := tables.table_path(path):
         return [table]
     return [table for part in chain(*split_of(path)) if (table := tables.table_in(part))]
 
 
 def count_different(path: Path, column: str) -> int:
-    """Count the pictures that are not in a folder with the name of their label in the table."""
+    """Count the pictures outside a folder with the name of their label in the table."""
     count = 0
     for table in tables_read(path):
         names = map(tables.plain_path, cells_in(table, tables.heads_of(table)[0]))
