@@ -291,7 +291,7 @@ def sensitivities(odds: Any, second: np.ndarray, weights: np.ndarray) -> list[fl
     from sklearn.metrics import auc, roc_curve
 
     # wrong, right: shares of the first and of the second class that are classified as the second
-    wrong, right, _ = roc_curve(second, odds, sample_weight=weights)
+    wrong, right, _ = roc_curve(second, odds, sample_weight=weights, drop_intermediate=False)
     to_first = 1 - wrong[right >= SPECIFICITY - 1e-9].min()
     to_second = right[wrong <= 1 - SPECIFICITY + 1e-9].max()
     return [float(auc(wrong, right)), float(to_first), float(to_second)]

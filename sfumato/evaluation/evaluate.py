@@ -107,7 +107,7 @@ def evaluate_folder(
         if card.split == "official":
             metrics["disclosure"]["sentence"] += f" {NOT_BY_CHANCE}"
     metrics |= labelling_of(synthetic, release)
-    metrics["verdict"] = verdict(metrics, holdout.labels, len(plan.classes))
+    metrics["verdict"] = verdict(metrics, holdout.labels, len(plan.classes), holdout.groups)
     keep_private(out)
     # Remove old pictures, because this evaluation may not draw new ones in their place
     for picture in ("accuracy.png", "detected.png"):

@@ -59,14 +59,17 @@ def classifier_rows(values: Mapping) -> dict[str, dict]:
     return {name: row for name, row in values.items() if isinstance(row, dict) and "mean" in row}
 
 
-def verdict(metrics: Mapping[str, Any], labels: np.ndarray, classes: int) -> Verdict:
+def verdict(
+    metrics: Mapping[str, Any], labels: np.ndarray, classes: int, groups: np.ndarray | None = None
+) -> Verdict:
     """Judge the release by the metrics of an evaluation.
 
     metrics: result of `evaluate_release`, with the scores of classifiers in HANDED_OUT and the
     result of `evaluate.labelling_of`, if known. Without an entry "real", perfect accuracy is
     assumed for real images;
     labels: labels of the hold-out, (N,). If images have several labels, they are (N, classes), and
-    AUROC replaces accuracy and balanced accuracy.
+    AUROC replaces accuracy and balanced accuracy;
+    groups: persons of the hold-out images, (N,). Without it, each image is of a different person.
 
     Returns {"level", "sentence", "learned", "accuracy", "balanced_accuracy"}. "level" is one of
     VERDICT_LEVELS, "unknown" if classifiers learn nothing even from real images, or UNJUDGED if the
@@ -94,10 +97,7 @@ def verdict(metrics: Mapping[str, Any], labels: np.ndarray, classes: int) -> Ver
     above = max(balanced.get(name, 0.0) for name in (*HANDED_OUT, "real")) - chance
     if "real" not in balanced:
         above = 1.0 - chance
-    error = math.sqrt(chance * (1 - chance) / len(labels))
-    if labels.ndim == 2:
-        error = auroc_error(present, len(labels))
-    clear = 3.0 * error  # a larger margin is hardly due to random errors
+    clear = 3.0 * guessing_error(labels, classes, groups)  # random errors are hardly larger
     learned = None
     if present.min() < FEWEST_OF_A_CLASS:
         level = UNJUDGED
@@ -199,16 +199,27 @@ def level_of(learned: float) -> str:
     return next(name for name, (least, _) in VERDICT_LEVELS.items() if learned >= least)
 
 
-def auroc_error(having: np.ndarray, count: int) -> float:
-    """Return an upper bound on the standard error of the mean AUROC of random scores.
+def guessing_error(labels: np.ndarray, classes: int, groups: np.ndarray | None = None) -> float:
+    """Return an upper bound on the standard error of the balanced accuracy of a random classifier.
 
-    having: (classes,), number of images with each label; count: number of all images. Source: the
-    variance of rank sums.
+    All images of a person and class may be classified correctly or wrongly together. If images have
+    several labels, returns a bound for the mean AUROC of random scores instead (source: the
+    variance of rank sums). For the arguments, see `verdict`.
     """
-    both = having[(having > 0) & (having < count)].astype(float)
-    if len(both):
-        return float(np.sqrt((count + 1) / (12 * both * (count - both))).mean())
-    return math.inf
+    units = np.arange(len(labels)) if groups is None else groups
+    having = labels.astype(bool) if labels.ndim == 2 else labels[:, None] == np.arange(classes)
+    # Number of persons with images of each class, and with images of other classes
+    of, other = (
+        np.array([len(np.unique(units[rows])) for rows in part.T], dtype=float)
+        for part in (having, ~having)
+    )
+    if labels.ndim == 1:
+        present = of[of > 0]
+        chance = 1 / len(present)
+        return math.sqrt(chance * (1 - chance) * (1 / present).sum()) / len(present)
+    varying = (of > 0) & (other > 0)
+    of, other = of[varying], other[varying]
+    return float(np.sqrt((of + other + 1) / (12 * of * other)).mean()) if len(of) else math.inf
 
 
 def best(values: Mapping) -> dict[str, float]:

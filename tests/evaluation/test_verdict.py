@@ -49,6 +49,27 @@ def test_an_accuracy_near_chance_on_few_images_is_useless():
     assert judged(0.40, real=0.42, labels=few)["level"] == "unknown"
 
 
+UNEQUAL = {
+    "few of one class": (np.repeat([0, 1], [10, 990]), None),
+    "many images of a person": (np.repeat([0, 1], 200), np.arange(400) // 10),
+}
+
+
+@pytest.mark.parametrize(("labels", "persons"), UNEQUAL.values(), ids=UNEQUAL)
+def test_random_guesses_are_useless(labels, persons):
+    """Images of a person are right or wrong together."""
+    random = np.random.default_rng(0)
+    real = {"cnn": {"mean": 0.9, "per_class": [{"mean": 0.9}, {"mean": 0.9}]}}
+    levels = []
+    for _ in range(100):
+        right = random.random(len(labels)) < 0.5
+        right = right if persons is None else right[persons]
+        rows = [{"mean": right[labels == label].mean()} for label in (0, 1)]
+        found = {"release": {"cnn": {"mean": right.mean(), "per_class": rows}}, "real": real}
+        levels.append(verdict(found, labels, 2, persons)["level"])
+    assert levels.count("useless") >= 98
+
+
 def test_naming_only_the_largest_class_is_useless():
     labels = np.array([0] * 950 + [1] * 50)
     rows = [{"mean": 1.0}, {"mean": 0.0}]
