@@ -44,7 +44,7 @@ ORDERS: tuple[float, ...] = (
 SMALLEST_PLD_DELTA = 1e-13
 LARGEST_PLD = 100.0  # Largest ε by RDP for which `epsilon` uses a privacy-loss distribution
 ROOT_ERROR = 1e-11  # Error of an exact ε: ten times the tolerance of dp-accounting's search
-MOST_NOISE = 1e7  # Upper end of the search for a noise multiplier
+LEAST_NOISE, MOST_NOISE = 0.05, 1e7  # Ends of the search for a noise multiplier
 EXACT = "exact"
 BOUNDS = ("rdp", "rdp_classic", "pld")  # Every ledger states ε by each of these accountants
 ACCOUNTANTS = (*BOUNDS, EXACT)
@@ -244,7 +244,7 @@ def round_up(value: float, digits: int = 4) -> float:
 
 
 def smallest_noise(
-    fits, low: float = 0.05, high: float = MOST_NOISE, tolerance: float = 1e-5
+    fits, low: float = LEAST_NOISE, high: float = MOST_NOISE, tolerance: float = 1e-5
 ) -> float:
     """Find the smallest noise multiplier for which `fits` returns True.
 
@@ -380,12 +380,15 @@ def calibrate(
         best_noise = smallest_noise(
             lambda noise: total(round_up(noise)) <= target, high=enough, tolerance=1e-4
         )
-    solved[rest] = with_found(rest, best_noise)
     if accountant == "pld":
-        around = {"low": best_noise / 2, "high": best_noise * 1.1, "tolerance": 2e-4}
-        solved[rest] = with_found(
-            rest, smallest_noise(lambda noise: total(noise) <= target, **around)
+        around = min(best_noise, MOST_NOISE)
+        low, high = around / 2, around * 1.1
+        while low > LEAST_NOISE and total(low) <= target:
+            low, high = low / 2, low
+        best_noise = smallest_noise(
+            lambda noise: total(noise) <= target, low=low, high=high, tolerance=2e-4
         )
+    solved[rest] = with_found(rest, best_noise)
     return {name: solved[name] for name in asks}
 
 

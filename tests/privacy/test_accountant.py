@@ -316,6 +316,23 @@ def test_a_share_at_an_infinite_order_takes_another_order(rate):
         assert 0.8 * target < spent <= target
 
 
+@pytest.mark.parametrize(("target", "delta"), [(0.78, 1e-5), (0.05, 0.1)])
+def test_pld_searches_beyond_the_bound_of_renyi(monkeypatch, target, delta):
+    """Rényi's bound refuses the first budget, and asks for more than twice the noise in the second.
+
+    The exact ε of Gaussians stands for their privacy-loss distribution, which is slower.
+    """
+
+    def exact(events, delta, adjacency):
+        return epsilon(events, delta, EXACT, adjacency)
+
+    monkeypatch.setattr(accountant, "_pld_epsilon", exact)
+    asks = {"a": NoiseRequest(noise_multiplier=5.0), "rest": NoiseRequest()}
+    solved = calibrate(asks, target, delta, "pld")
+    found = epsilon([mechanism.event for mechanism in solved.values()], delta, EXACT)
+    assert 0.998 * target < found <= target, solved
+
+
 @pytest.mark.parametrize("accountant", ["rdp", "pld"])
 def test_what_inputs_bring_along_is_part_of_the_budget(accountant):
     before = [Mechanism(noise_multiplier=24.0).event]
