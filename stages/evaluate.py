@@ -22,9 +22,9 @@ from stages.screen import say, show_local
 from stages.state import EVALUATION, check_local, state_dir
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
-    from sfumato.planning.checks import Setup
+    from sfumato.planning.checks import Problems, Setup
     from sfumato.planning.work import Work
 
 
@@ -99,7 +99,6 @@ def work(about: Work) -> float:
 
     from sfumato.evaluation.classifiers import build_classifier
     from sfumato.evaluation.downstream import schedule_of
-    from sfumato.planning.work import TRAINING, operations_of
     from sfumato.training.supervised import Schedule
 
     settings = about.params.evaluate
@@ -115,11 +114,11 @@ def work(about: Work) -> float:
     networks = [
         partial(build_classifier, name, about.shape, about.classes) for name in settings.classifiers
     ]
-    every = sum(operations_of(network, about.shape) for network in networks)
-    return TRAINING * Schedule.batch * steps * every
+    every = sum(about.operations(network, about.shape) for network in networks)
+    return about.TRAINING * Schedule.batch * steps * every
 
 
-def problems(setup: Setup) -> Iterator[str]:
+def problems(setup: Setup) -> Problems:
     from sfumato.evaluation.metrics.fidelity import METRICS
 
     chosen = setup.params.evaluate

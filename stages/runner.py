@@ -40,8 +40,11 @@ from stages.screen import progress, say
 from stages.state import PREVIEW, read_policy, state_dir
 
 if TYPE_CHECKING:
-    from sfumato.data.images import Shape
+    from sfumato.data.images import ImageSet, Shape
     from sfumato.data.store import Encode
+    from sfumato.features import FeatureMeans
+    from sfumato.features.projection import ProjectedFeatures
+    from sfumato.features.teacher_network import TeacherNetwork
     from sfumato.privacy.charge import Charge
     from sfumato.privacy.resolved import QueryPlan, StagePlan
     from sfumato.queries.count import PublicCounts
@@ -267,6 +270,31 @@ class StageRun:
 
     def path(self, name: str) -> Path:
         return self.inputs[name].path
+
+    @property
+    def paths(self) -> dict[str, Path]:
+        return {name: self.path(name) for name in self.inputs}
+
+    @property
+    def public(self) -> ImageSet:
+        """Load the public images, memory-mapped."""
+        from sfumato.data.store import load_public
+
+        return load_public(self.path("public"), self.plan.shape)
+
+    @property
+    def teacher(self) -> TeacherNetwork:
+        """Load the network that labels images, on the device."""
+        from sfumato.features.teacher_network import load_teacher_network
+        from sfumato.runtime.compute import device
+
+        return load_teacher_network(self.path("teacher")).to(device())
+
+    def means(self, stage: str, teacher: ProjectedFeatures | None = None) -> FeatureMeans:
+        """Load the released class means of features. teacher: see `load_means`."""
+        from sfumato.queries.feature_means import load_means
+
+        return load_means(stage, self.path(stage), teacher, plan=self.plan)
 
     @property
     def counts(self) -> PublicCounts:
