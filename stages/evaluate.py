@@ -22,8 +22,6 @@ from stages.screen import say, show_local
 from stages.state import EVALUATION, check_local, state_dir
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from sfumato.planning.checks import Problems, Setup
     from sfumato.planning.work import Work
 
@@ -43,7 +41,10 @@ def evaluate(
     synthesize = ARTIFACTS / "synthesize"
     classifiers = {name: ARTIFACTS / name for name in ("teacher", "student")}
     if dry_run:
-        show_files(plan, read_places(plan.dataset_id, synthesize, classifiers), metrics)
+        reads = {"card": CARD_PATH, "synthesize": synthesize}
+        reads |= {name: folder for name, folder in classifiers.items() if folder.exists()}
+        reads |= {"real images": state_dir() / "data" / plan.dataset_id, "ledger": LEDGER}
+        show_files(plan, reads, metrics)
         return typer.echo(f"also writes the folder {out}, which is local and must not be shared")
     show_standing("evaluate", plan.enabled)
     if not plan.enabled:
@@ -82,15 +83,6 @@ def evaluate(
         # images
         print(f"warning: {warning}", file=sys.stderr)
     show_local(tables_of(numbers), metrics, f"Verdict: {numbers['verdict']['sentence']}")
-
-
-def read_places(
-    dataset_id: str, synthesize: Path, classifiers: Mapping[str, Path]
-) -> dict[str, Path]:
-    """Return the files and folders that the stage reads, by name."""
-    reads = {"card": CARD_PATH, "synthesize": synthesize}
-    reads |= {name: folder for name, folder in classifiers.items() if folder.exists()}
-    return reads | {"real images": state_dir() / "data" / dataset_id, "ledger": LEDGER}
 
 
 def work(about: Work) -> float:
