@@ -6,8 +6,6 @@ Without DVC, there is no cache. A missing output is computed again, and a query'
 restored from the state directory.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

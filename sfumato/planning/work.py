@@ -2,8 +2,6 @@
 network are counted once, on one blank image.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
