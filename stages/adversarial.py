@@ -40,10 +40,17 @@ def adversarial(run: QueryRun, settings: Adversarial) -> None:
     open_charge = partial(
         run.open_charge, f"{settings.steps} steps of DP-SGD", GRADIENT_NORM, settings.max_grad_norm
     )
-    train = partial(fine_tune, stage="adversarial", one_step=AdversarialState.step)
     epsilon_after = epsilon_by_step(plan.mechanism, plan.delta)
     with progress("adversarial", clock=False) as report:
-        charge, log = train(state, open_charge, epsilon_after=epsilon_after, report=report, say=say)
+        charge, log = fine_tune(
+            state,
+            open_charge,
+            epsilon_after=epsilon_after,
+            report=report,
+            say=say,
+            stage="adversarial",
+            one_step=AdversarialState.step,
+        )
     with run.releasing(charge) as directory:
         save_drawing(
             state.result(), settings.images, counts.priors, plan.classes, plan.seed + 1, directory

@@ -7,30 +7,26 @@ from typing import TYPE_CHECKING
 from sfumato.settings.stage import FREE, Stage, one_label_only
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from sfumato.generators.one_step import OneStep
-    from sfumato.planning.checks import Setup
+    from sfumato.planning.checks import Problems, Setup
     from sfumato.planning.work import Work
     from sfumato.settings.training import Auxiliary
     from stages.runner import StageRun
 
 
 def auxiliary(run: StageRun, settings: Auxiliary) -> None:
-    from sfumato.data.store import load_public
     from sfumato.generators.gaussian import fit_gaussians
     from sfumato.generators.one_step import Target, fit_generator, new_generator, save_drawing
-    from sfumato.queries.feature_means import load_means
     from stages.screen import progress
 
     plan = run.plan
     priors = run.counts.priors
-    means = load_means(settings.target, run.path(settings.target), plan=plan)
+    means = run.means(settings.target)
     generator: OneStep
     if settings.target == "covariance":
         details = None
         if settings.details:
-            details = load_public(run.path("public"), plan.shape).some(5000, plan.seed)
+            details = run.public.some(5000, plan.seed)
         generator = fit_gaussians(means, priors, details)
     else:
         sizes = len(plan.classes), settings.latent, settings.width
@@ -50,16 +46,14 @@ def network_work(about: Work, block: int) -> int:
     import torch
 
     from sfumato.generators.one_step import new_generator
-    from sfumato.planning.work import operations_of
 
     settings = about.params.auxiliary
     build = partial(new_generator, about.shape, about.classes, settings.latent, settings.width, 0)
-    return operations_of(build, (settings.latent,), torch.zeros(1, dtype=torch.int64), block)
+    return about.operations(build, (settings.latent,), torch.zeros(1, dtype=torch.int64), block)
 
 
 def work(about: Work) -> float:
     from sfumato.generators.one_step import block_of_steps, new_generator
-    from sfumato.planning.work import TRAINING
 
     settings = about.params.auxiliary
     if settings.target == "covariance":  # no network runs: images are drawn from Gaussians
@@ -73,10 +67,10 @@ def work(about: Work) -> float:
         block: about.network("auxiliary", block) + about.network("frequency", block)
         for block in set(blocks)
     }
-    return TRAINING * settings.batch * sum(costs[block] for block in blocks)
+    return about.TRAINING * settings.batch * sum(costs[block] for block in blocks)
 
 
-def problems(setup: Setup) -> Iterator[str]:
+def problems(setup: Setup) -> Problems:
     from sfumato.settings.data import SEVERAL
 
     if setup.card.labels == SEVERAL and setup.params.auxiliary.target == "covariance":

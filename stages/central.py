@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING
 from sfumato.settings.stage import QUERY, Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sfumato.planning.checks import Setup
+    from sfumato.planning.checks import Problems, Setup
     from sfumato.settings.queries import Central
     from stages.runner import QueryRun
 
@@ -31,7 +29,7 @@ def central(run: QueryRun, settings: Central) -> None:
         np.save(directory / f"{settings.statistic}.npy", images.float().numpy())
 
 
-def problems(setup: Setup) -> Iterator[str]:
+def problems(setup: Setup) -> Problems:
     chosen = setup.params.central
     if chosen.statistic == "mode" and chosen.max_norm is not None:
         yield (

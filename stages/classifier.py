@@ -14,15 +14,13 @@ if TYPE_CHECKING:
 
 def classifier(run: StageRun, settings: Classifier) -> None:
     from sfumato.data.cards import CARD, read_public_card
-    from sfumato.data.store import load_public
     from sfumato.features.public_network import arguments_of
     from sfumato.storage.files import write_json
     from sfumato.storage.weights import save_network
     from sfumato.training.public_classifier import train_public_classifier
     from stages.screen import progress, say
 
-    public = run.path("public")
-    images = load_public(public, run.plan.shape)
+    images = run.public
     with progress("classifier") as report:
         model, accuracy = train_public_classifier(images, settings, run.plan.seed, report)
     say(
@@ -34,7 +32,7 @@ def classifier(run: StageRun, settings: Classifier) -> None:
         content = {
             "public_validation_accuracy": round(accuracy, 4),
             "classes": images.classes,
-            "source": read_public_card(public / CARD).source,
+            "source": read_public_card(run.path("public") / CARD).source,
         }
         write_json(directory / "card.json", content)
 
@@ -43,20 +41,18 @@ def network_work(about: Work, block: int) -> int:
     from functools import partial
 
     from sfumato.features.public_network import build_network
-    from sfumato.planning.work import PUBLIC_CLASSES, operations_of
+    from sfumato.planning.work import PUBLIC_CLASSES
 
     settings = about.params.classifier
-    return operations_of(
+    return about.operations(
         partial(build_network, settings.network, about.shape, PUBLIC_CLASSES, settings.width),
         about.shape,
     )
 
 
 def work(about: Work) -> float:
-    from sfumato.planning.work import TRAINING
-
     settings = about.params.classifier
-    return TRAINING * settings.steps * settings.batch * about.network("classifier")
+    return about.TRAINING * settings.steps * settings.batch * about.network("classifier")
 
 
 STAGE = Stage(

@@ -23,7 +23,7 @@ from sfumato.errors import (
     lacks_memory,
     watchers,
 )
-from sfumato.settings.stage import Kind
+from sfumato.settings.stage import LOCAL
 from sfumato.settings.stages import STAGES
 from sfumato.storage.documents import escaped
 from sfumato.storage.files import replace_private, write_json
@@ -84,7 +84,7 @@ def options(
 
 
 COMMANDS: list[Callable[..., None]] = [init, brief, plan, run]
-COMMANDS += [command(stage) for stage in STAGES.values() if stage.kind is not Kind.LOCAL]
+COMMANDS += [command(stage) for stage in STAGES.values() if stage.kind is not LOCAL]
 COMMANDS += [evaluate, merge, report, egress, serve, doctor, du, forget]
 for function in COMMANDS:
     app.command(short_help=str(function.__doc__))(function)

@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING
 from sfumato.settings.stage import QUERY, Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sfumato.planning.checks import Setup
+    from sfumato.planning.checks import Problems, Setup
     from sfumato.settings.queries import Count
     from stages.runner import QueryRun
 
@@ -42,7 +40,7 @@ def count(run: QueryRun, settings: Count) -> None:
         save_counts(counts, noisy, directory)
 
 
-def problems(setup: Setup) -> Iterator[str]:
+def problems(setup: Setup) -> Problems:
     from sfumato.settings.data import SEVERAL
 
     noise = setup.params.count.noise

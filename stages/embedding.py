@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 def embedding(run: QueryRun, settings: Embedding) -> None:
     from sfumato.data.images import load_images
-    from sfumato.features.teacher_network import load_teacher_network
     from sfumato.queries.feature_means import (
         LENGTH_SCALES,
         TEACHER,
@@ -26,12 +25,11 @@ def embedding(run: QueryRun, settings: Embedding) -> None:
         train_feature_network,
     )
     from sfumato.runtime import distributed
-    from sfumato.runtime.compute import device
     from stages.feature_means import release_means
     from stages.screen import progress
 
     plan = run.plan
-    teacher = load_teacher_network(run.path("teacher")).to(device())
+    teacher = run.teacher
     images = load_images(run.path("auxiliary"), plan.classes, shape=plan.shape)
     with progress("network of the features", clock=False) as report:
         network = train_feature_network(images, teacher, settings.learned.steps, plan.seed, report)
@@ -54,19 +52,17 @@ def network_work(about: Work, block: int) -> int:
     from functools import partial
 
     from sfumato.features.public_network import build_network
-    from sfumato.planning.work import operations_of
     from sfumato.queries.feature_means import LEARNED
 
     build = partial(build_network, LEARNED.network, about.shape, about.classes, LEARNED.width)
-    return operations_of(build, about.shape)
+    return about.operations(build, about.shape)
 
 
 def work(about: Work) -> float:
-    from sfumato.planning.work import TRAINING
     from sfumato.queries.feature_means import LEARNED
 
     looked_at = about.params.auxiliary.images + about.seen("embedding")
-    training = TRAINING * about.params.embedding.learned.steps * LEARNED.batch
+    training = about.TRAINING * about.params.embedding.learned.steps * LEARNED.batch
     return (
         about.network("embedding") * (training + looked_at) + about.network("teacher") * looked_at
     )

@@ -22,9 +22,7 @@ from stages.screen import say, show_local
 from stages.state import EVALUATION, check_local, state_dir
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from sfumato.planning.checks import Setup
+    from sfumato.planning.checks import Problems, Setup
     from sfumato.planning.work import Work
 
 
@@ -43,7 +41,10 @@ def evaluate(
     synthesize = ARTIFACTS / "synthesize"
     classifiers = {name: ARTIFACTS / name for name in ("teacher", "student")}
     if dry_run:
-        show_files(plan, read_places(plan.dataset_id, synthesize, classifiers), metrics)
+        reads = {"card": CARD_PATH, "synthesize": synthesize}
+        reads |= {name: folder for name, folder in classifiers.items() if folder.exists()}
+        reads |= {"real images": state_dir() / "data" / plan.dataset_id, "ledger": LEDGER}
+        show_files(plan, reads, metrics)
         return typer.echo(f"also writes the folder {out}, which is local and must not be shared")
     show_standing("evaluate", plan.enabled)
     if not plan.enabled:
@@ -84,22 +85,12 @@ def evaluate(
     show_local(tables_of(numbers), metrics, f"Verdict: {numbers['verdict']['sentence']}")
 
 
-def read_places(
-    dataset_id: str, synthesize: Path, classifiers: Mapping[str, Path]
-) -> dict[str, Path]:
-    """Return the files and folders that the stage reads, by name."""
-    reads = {"card": CARD_PATH, "synthesize": synthesize}
-    reads |= {name: folder for name, folder in classifiers.items() if folder.exists()}
-    return reads | {"real images": state_dir() / "data" / dataset_id, "ledger": LEDGER}
-
-
 def work(about: Work) -> float:
     """Estimate the number of operations of all training runs."""
     from functools import partial
 
     from sfumato.evaluation.classifiers import build_classifier
     from sfumato.evaluation.downstream import schedule_of
-    from sfumato.planning.work import TRAINING, operations_of
     from sfumato.training.supervised import Schedule
 
     settings = about.params.evaluate
@@ -115,11 +106,11 @@ def work(about: Work) -> float:
     networks = [
         partial(build_classifier, name, about.shape, about.classes) for name in settings.classifiers
     ]
-    every = sum(operations_of(network, about.shape) for network in networks)
-    return TRAINING * Schedule.batch * steps * every
+    every = sum(about.operations(network, about.shape) for network in networks)
+    return about.TRAINING * Schedule.batch * steps * every
 
 
-def problems(setup: Setup) -> Iterator[str]:
+def problems(setup: Setup) -> Problems:
     from sfumato.evaluation.metrics.fidelity import METRICS
 
     chosen = setup.params.evaluate

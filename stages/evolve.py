@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING
 from sfumato.settings.stage import QUERY, Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from sfumato.baselines.settings import Evolve
-    from sfumato.planning.checks import Setup
+    from sfumato.planning.checks import Problems, Setup
     from stages.runner import QueryRun
 
 
@@ -46,7 +44,7 @@ def evolve(run: QueryRun, settings: Evolve) -> None:
         save_population(generator, population, log, plan.classes, directory)
 
 
-def problems(setup: Setup) -> Iterator[str]:
+def problems(setup: Setup) -> Problems:
     population = setup.params.evolve.population
     classes = len(setup.card.classes)
     if population < classes:

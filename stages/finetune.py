@@ -14,6 +14,7 @@ from stages.pretrain import denoiser_work
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from sfumato.diffusion.denoiser import Denoiser
     from sfumato.planning.kept import Plan
     from sfumato.planning.work import Work
     from sfumato.settings.dpsgd import Finetune
@@ -22,23 +23,30 @@ if TYPE_CHECKING:
 GRADIENT_NORM = "max_grad_norm: the L2 norm to which the gradient of one image is clipped"
 
 
+def load_pretrained(run: QueryRun) -> tuple[Denoiser, str | None]:
+    """Load the network of `pretrain`, on the device, and return it with the key of its latents."""
+    from sfumato.release.synthesizer import load_start
+    from sfumato.runtime.compute import device
+
+    model = load_start(run.path("pretrain"))
+    latents = run.latents(model.encoder, "latents", lambda: model.load_encoder(device()))
+    return model.to(device()), latents
+
+
 def finetune(run: QueryRun, settings: Finetune) -> None:
     from sfumato.diffusion.ema import ema_model
     from sfumato.dpsgd.run import State, epsilon_by_step, fine_tune, save_log
     from sfumato.dpsgd.trainable import check_trained, choose_trainable, save_trained
     from sfumato.queries.saliency import read_ranking
-    from sfumato.release.synthesizer import load_start, start_file
-    from sfumato.runtime.compute import device
+    from sfumato.release.synthesizer import start_file
     from stages.screen import progress, say
 
     plan = run.plan
-    pretrain = run.path("pretrain")
 
     # Load the network, choose the weights to train, and open the charge.
-    model = load_start(pretrain)
-    latents = run.latents(model.encoder, "latents", lambda: model.load_encoder(device()))
+    model, latents = load_pretrained(run)
     ranking = read_ranking(run.inputs.get("saliency"))
-    names = choose_trainable(model.to(device()), settings, ranking, plan.seed)
+    names = choose_trainable(model, settings, ranking, plan.seed)
     before = {name: value.to("cpu", copy=True) for name, value in model.state_dict().items()}
     public_batch = plan.mechanism.sample_rate * run.counts.total
     state = State(model, settings, public_batch)
@@ -55,7 +63,7 @@ def finetune(run: QueryRun, settings: Finetune) -> None:
     ema_model(model, state.ema.average)
     check_trained(before, model, names)
     with run.releasing(charge) as directory:
-        save_trained(model, settings.trainable, names, directory, start_file(pretrain))
+        save_trained(model, settings.trainable, names, directory, start_file(run.path("pretrain")))
         save_log(log, directory / "log.csv")
 
 
@@ -76,6 +84,7 @@ def compare_noise(made: Plan) -> Iterator[str]:
 
     All numbers in the line are public.
     """
+    from sfumato.dpsgd.gradients import number_of_weights
     from sfumato.dpsgd.run import step_noise
     from sfumato.dpsgd.trainable import trained_parameters
     from sfumato.release.synthesizer import outline
@@ -86,7 +95,7 @@ def compare_noise(made: Plan) -> Iterator[str]:
     file = made.files["finetune"]
     model = outline(params.model, tuple(file["shape"]), len(file["classes"]))
     parameters = trained_parameters(model, params.finetune, params.seed)
-    weights = sum(value.numel() for value in parameters.values())
+    weights = number_of_weights(parameters)
     length = step_noise(
         mechanism.noise_multiplier, weights, mechanism.sample_rate * file["size_hint"]
     )

@@ -14,8 +14,6 @@ Guarantee: only the user can hand over a command, because of FOLDER's mode. A ch
 the randomness of the noise: each process draws a new key.
 """
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import gc

@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING
 from sfumato.settings.stage import QUERY, Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sfumato.planning.checks import Setup
+    from sfumato.planning.checks import Problems, Setup
     from sfumato.planning.work import Work
     from sfumato.settings.queries import Frequency
     from stages.runner import QueryRun
@@ -34,20 +32,19 @@ def network_work(about: Work, block: int) -> int:
     from functools import partial
 
     from sfumato.features.fourier import FourierFeatures
-    from sfumato.planning.work import operations_of
 
     settings = about.params.frequency
     channels, *sides = about.shape
     blocks = channels, *(-(-side // block) for side in sides)
     build = partial(FourierFeatures, about.shape, settings.features, settings.size, 0)
-    return operations_of(build, blocks)
+    return about.operations(build, blocks)
 
 
 def work(about: Work) -> float:
     return about.network("frequency") * about.seen("frequency")
 
 
-def problems(setup: Setup) -> Iterator[str]:
+def problems(setup: Setup) -> Problems:
     from sfumato.features import FEATURES, name_problems
 
     chosen = setup.params.frequency

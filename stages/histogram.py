@@ -9,9 +9,7 @@ from sfumato.errors import ConfigError, DataError
 from sfumato.settings.stage import QUERY, Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sfumato.planning.checks import Setup
+    from sfumato.planning.checks import Problems, Setup
     from sfumato.settings.queries import Histogram
     from stages.runner import QueryRun
 
@@ -55,7 +53,7 @@ def histogram(run: QueryRun, settings: Histogram) -> None:
         write_json(directory / "histogram.json", content)
 
 
-def problems(setup: Setup) -> Iterator[str]:
+def problems(setup: Setup) -> Problems:
     votes = setup.params.histogram.votes
     if setup.public is not None and votes > len(setup.public.classes):
         yield (

@@ -118,17 +118,12 @@ def show(ledger: LedgerPath = LEDGER) -> None:
     """Show the ledger as a table."""
     from rich.table import Table
 
-    from sfumato.privacy.check import LedgerError, malformed
+    from sfumato.privacy.check import LedgerError, malformed, mistakes_in_records
     from sfumato.privacy.events import Mechanism
     from sfumato.privacy.ledger import by_id, read_ledger
-    from sfumato.privacy.record import record_problems
 
     content = read_ledger(ledger)
-    problems = malformed(content)
-    problems = problems or [
-        p for i, r in enumerate(content["records"]) for p in record_problems(f"record {i}", r)
-    ]
-    if problems:
+    if problems := malformed(content) or mistakes_in_records(content):
         raise LedgerError(ledger, problems)
     records = by_id(content)
     spent = (
@@ -195,7 +190,14 @@ def history(
     entries = odometer.entries()
     unknown = seen_in_project(odometer.dataset_id, Path(), state_dir()) - odometer.known()
     if unknown:
-        warn_of_older_copy(odometer, min(unknown))
+        say(
+            f"{odometer.path} is an older copy or a different journal: it lacks the entry "
+            f"{min(unknown)[:8]}, which this project's files contain"
+        )
+        say(
+            "more was spent than this journal lists: restore the newest state directory, or run "
+            "`stage ledger adopt`"
+        )
     if not entries or entries[-1]["kind"] == GENESIS:
         tell(f"dataset {odometer.dataset_id!r}: no history")
         return
@@ -220,21 +222,6 @@ def history(
     if unknown or not odometer.complete():
         total += " (incomplete: entries of the journal were lost)"
     tell(total)
-
-
-def warn_of_older_copy(odometer: Odometer, charge: str) -> None:
-    """Warn that the journal lacks an entry to which the project's files refer.
-
-    charge: id of the missing charge, or head (hash) of the missing entry.
-    """
-    say(
-        f"{odometer.path} is an older copy or a different journal: it lacks the entry "
-        f"{charge[:8]}, which this project's files contain"
-    )
-    say(
-        "more was spent than this journal lists: restore the newest state directory, or run "
-        "`stage ledger adopt`"
-    )
 
 
 def history_rows(

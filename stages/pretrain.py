@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 from sfumato.settings.stage import FREE, Stage, one_label_only
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
-    from sfumato.planning.checks import Setup
+    from sfumato.planning.checks import Problems, Setup
     from sfumato.planning.work import Work
     from sfumato.settings.params import Params
     from sfumato.settings.training import Pretrain
@@ -45,8 +44,7 @@ def pretrain(run: StageRun, settings: Pretrain) -> None:
             reference = save_reference(plan.network, plan.dataset_id, classes, directory, device())
         where = f"{reference['directory']} has sha256 {reference['sha256']}"
         return say(f"pretrain: {where}; set model.sha256 to refuse any other model")
-    paths = {name: artifact.path for name, artifact in run.inputs.items()}
-    sources, extra_classes = training_sets(paths, plan.shape, classes)
+    sources, extra_classes = training_sets(run.paths, plan.shape, classes)
     torch.manual_seed(plan.seed)
     channels, height, width = plan.shape
     model = UNet(
@@ -71,24 +69,21 @@ def denoiser_work(about: Work, block: int) -> int:
     import torch
 
     from sfumato.diffusion.unet import UNet
-    from sfumato.planning.work import operations_of
 
     channels, height, width = about.shape
     build = partial(UNet, (height, width), channels, about.classes, about.params.model)
-    return operations_of(build, about.shape, (), torch.zeros(1, dtype=torch.int64))
+    return about.operations(build, about.shape, (), torch.zeros(1, dtype=torch.int64))
 
 
 def work(about: Work) -> float:
-    from sfumato.planning.work import TRAINING
-
     # A perturbed step needs two passes
     passes = sum(
         phase.steps * phase.batch * (1 + bool(phase.amp)) for phase in about.params.pretrain.phases
     )
-    return TRAINING * passes * about.network("pretrain")
+    return about.TRAINING * passes * about.network("pretrain")
 
 
-def problems(setup: Setup) -> Iterator[str]:
+def problems(setup: Setup) -> Problems:
     """Yield sentences about settings that do not match a public model.
 
     Raises ConfigError if our own network cannot be built for images of this size, or if the class

@@ -9,26 +9,22 @@ from typing import TYPE_CHECKING
 from sfumato.settings.stage import FREE, Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sfumato.planning.checks import Setup
+    from sfumato.planning.checks import Problems, Setup
     from sfumato.planning.work import Work
     from sfumato.settings.training import Refine
     from stages.runner import StageRun
 
 
 def refine(run: StageRun, settings: Refine) -> None:
-    from sfumato.features.teacher_network import load_teacher_network, relabelled
+    from sfumato.features.teacher_network import relabelled
     from sfumato.generators.one_step import Target, fit_generator, load_generator, save_drawing
-    from sfumato.queries.feature_means import load_means
-    from sfumato.runtime.compute import device
     from stages.screen import progress
 
     plan = run.plan
-    teacher = load_teacher_network(run.path("teacher")).to(device())
-    releases = [load_means("frequency", run.path("frequency"), plan=plan)]
+    teacher = run.teacher
+    releases = [run.means("frequency")]
     if run.inputs["embedding"].enabled:
-        learned = load_means("embedding", run.path("embedding"), teacher.features, plan=plan)
+        learned = run.means("embedding", teacher.features)
         releases.append(replace(learned, weight=2.0))  # `frequency` has weight 1
     priors = run.counts.priors
     generator = load_generator(run.path("auxiliary"))
@@ -42,16 +38,14 @@ def refine(run: StageRun, settings: Refine) -> None:
 
 
 def work(about: Work) -> float:
-    from sfumato.planning.work import TRAINING
-
     settings = about.params.refine
     cost = about.network("auxiliary") + about.network("frequency") + about.network("teacher")
     if about.params.runs("embedding"):
         cost += about.network("embedding") + about.network("teacher")
-    return TRAINING * settings.steps * settings.batch * cost
+    return about.TRAINING * settings.steps * settings.batch * cost
 
 
-def problems(setup: Setup) -> Iterator[str]:
+def problems(setup: Setup) -> Problems:
     if setup.params.auxiliary.target == "covariance":
         yield (
             "refine requires a generator network, but auxiliary.target=covariance does not train "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from sfumato.errors import ConfigError, SfumatoError
-from sfumato.settings.stage import ARTIFACTS, CARD_PATH, PLAN, PUBLIC, Kind, Stage
+from sfumato.settings.stage import ARTIFACTS, CARD_PATH, FREE, PLAN, PUBLIC, QUERY, Stage
 from sfumato.settings.stages import QUERIES, STAGES
 from sfumato.storage.artifacts import (
     PRIVACY,
@@ -40,8 +40,11 @@ from stages.screen import progress, say
 from stages.state import PREVIEW, read_policy, state_dir
 
 if TYPE_CHECKING:
-    from sfumato.data.images import Shape
+    from sfumato.data.images import ImageSet, Shape
     from sfumato.data.store import Encode
+    from sfumato.features import FeatureMeans
+    from sfumato.features.projection import ProjectedFeatures
+    from sfumato.features.teacher_network import TeacherNetwork
     from sfumato.privacy.charge import Charge
     from sfumato.privacy.resolved import QueryPlan, StagePlan
     from sfumato.queries.count import PublicCounts
@@ -68,7 +71,7 @@ def run_stage(stage: Stage, *, out: Path | None = None, dry_run: bool = False) -
     places = {name: ARTIFACTS / name for name in stage.inputs} | {"public": PUBLIC}
     used = {name: places[name] for name in stage.inputs if plan.settings.reads(name)}
     if dry_run:
-        card = {"card": CARD_PATH} if stage.kind is Kind.QUERY else {}
+        card = {"card": CARD_PATH} if stage.kind is QUERY else {}
         return show_files(plan, card | used, out)
 
     show_standing(stage.name, plan.enabled)
@@ -94,17 +97,16 @@ def run_stage(stage: Stage, *, out: Path | None = None, dry_run: bool = False) -
     if stage.spread and not distributed.launched() and launch.is_configured():
         raise SystemExit(launch.again())
     ready_processor()
+    kind: type[StageRun] = StageRun
     remembered: AbstractContextManager[None] = nullcontext()
     # A query's duration is not stored, because it reveals how many images were drawn
-    if stage.kind is Kind.QUERY:
+    if stage.kind is QUERY:
         keep_memory_off_disk()
-    elif stage.kind is Kind.FREE:
+        kind = QueryRun
+    elif stage.kind is FREE:
         from sfumato.planning.estimate import timed
 
         remembered = timed(state_dir(), plan)
-    kind: type[StageRun] = StageRun
-    if stage.kind is Kind.QUERY:
-        kind = QueryRun
     try:
         with remembered:
             stage.run(kind(plan=plan, inputs=inputs, out=out), plan.settings.on_this_machine())
@@ -147,40 +149,43 @@ def standing(name: str) -> str:
     The text contains only public numbers, from the plan and the releases. params.yaml is not read:
     it may have changed since the plan was made, and a merged project has none.
     """
-    from sfumato.planning.estimate import expected_seconds
-    from sfumato.privacy.events import common_adjacency
-    from sfumato.privacy.ledger import read_budget, spent_on_one
-    from sfumato.settings.params import Params
+    from sfumato.planning.estimate import seconds_of_plans
 
     plans = {one: load_plan(one) for one in STAGES}
     steps = read_yaml(Path("dvc.yaml"))["stages"]
     names = [one for one, plan in plans.items() if plan.enabled and one in steps]
     place = names.index(name)
-    before = names[:place]
     coming = names[place:]
+    seconds = seconds_of_plans(plans, state_dir())
+    own, *later = ((seconds[one] or 0.0) / 60 for one in coming)
+    return (
+        f"stage {place + 1} of {len(names)}, {name}: about {own:.0f} min, then about "
+        f"{sum(later):.0f} min for later stages; {spent_before(coming)}{picture(names[:place])}"
+    )
+
+
+def spent_before(coming: Collection[str]) -> str:
+    """State the ε of the releases so far, and the plan's ε. coming: stages that have yet to end."""
+    from sfumato.privacy.events import common_adjacency
+    from sfumato.privacy.ledger import read_budget, spent_on_one
+
     # A merged project has releases of queries that are not in its dvc.yaml
     paid = [ARTIFACTS / one for one in QUERIES if one not in coming]
     records = merge_records([read_artifact(path) for path in paid if path.exists()])
     budget = read_budget(PLAN / "budget.json")
     adjacency = common_adjacency(records.values())
     spent = spent_on_one(records, budget["delta"], budget["accountant"], adjacency)
-    images = plans["synthesize"]
-    network: object = next((plan.model for plan in plans.values() if plan.model), {})
-    params = Params.model_validate(
-        {one: plan.settings for one, plan in plans.items()}
-        | {"run": tuple(names), "model": network, "privacy": {"size_hint": images.size_hint}}
-    )
-    seconds = expected_seconds(params, images.shape, len(images.classes), state_dir())
-    own, *later = ((seconds[one] or 0.0) / 60 for one in coming)
-    where = (
-        f"stage {place + 1} of {len(names)}, {name}: about {own:.0f} min, then about "
-        f"{sum(later):.0f} min for later stages"
-    )
-    pictures = [PREVIEW for one in before if STAGES[one].gives == "generator"][:1]
+    return f"ε = {spent:.2f} of {budget['target']:g} spent so far"
+
+
+def picture(before: Collection[str]) -> str:
+    """Point to the newest picture of the stages in `before`, if there is one."""
+    file = PREVIEW
     if "synthesize" in before:
-        pictures = [ARTIFACTS / "synthesize" / "grid.png"]
-    look = "".join(f"; look at {picture}" for picture in pictures if picture.exists())
-    return f"{where}; ε = {spent:.2f} of {budget['target']:g} spent so far{look}"
+        file = ARTIFACTS / "synthesize" / "grid.png"
+    elif not any(STAGES[one].gives == "generator" for one in before):
+        return ""
+    return f"; look at {file}" * file.exists()
 
 
 def ready_processor() -> None:
@@ -267,6 +272,31 @@ class StageRun:
 
     def path(self, name: str) -> Path:
         return self.inputs[name].path
+
+    @property
+    def paths(self) -> dict[str, Path]:
+        return {name: self.path(name) for name in self.inputs}
+
+    @property
+    def public(self) -> ImageSet:
+        """Load the public images, memory-mapped."""
+        from sfumato.data.store import load_public
+
+        return load_public(self.path("public"), self.plan.shape)
+
+    @property
+    def teacher(self) -> TeacherNetwork:
+        """Load the network that labels images, on the device."""
+        from sfumato.features.teacher_network import load_teacher_network
+        from sfumato.runtime.compute import device
+
+        return load_teacher_network(self.path("teacher")).to(device())
+
+    def means(self, stage: str, teacher: ProjectedFeatures | None = None) -> FeatureMeans:
+        """Load the released class means of features. teacher: see `load_means`."""
+        from sfumato.queries.feature_means import load_means
+
+        return load_means(stage, self.path(stage), teacher, plan=self.plan)
 
     @property
     def counts(self) -> PublicCounts:

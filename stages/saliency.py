@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sfumato.settings.stage import QUERY, Stage
-from stages.finetune import clipped_gradients
+from stages.finetune import clipped_gradients, load_pretrained
 from stages.pretrain import denoiser_work
 
 if TYPE_CHECKING:
@@ -20,13 +20,9 @@ def saliency(run: QueryRun, settings: Saliency) -> None:
     from sfumato.dpsgd.run import Gradients
     from sfumato.dpsgd.trainable import candidates
     from sfumato.queries.saliency import query_saliency, rank_candidates, save_ranking
-    from sfumato.release.synthesizer import load_start
-    from sfumato.runtime.compute import device
 
-    pretrain = run.path("pretrain")
-    model = load_start(pretrain)
-    latents = run.latents(model.encoder, "latents", lambda: model.load_encoder(device()))
-    pool = candidates(model.to(device()))
+    model, latents = load_pretrained(run)
+    pool = candidates(model)
     parameters = {name: model.get_parameter(name) for name in pool}
     autocast = None if latents else False
     gradients = Gradients(model, parameters, settings, run.counts.total, autocast)

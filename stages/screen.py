@@ -153,7 +153,8 @@ def progress(
         )
 
         columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()]
-        columns += [TimeRemainingColumn()] if clock else []
+        if clock:
+            columns.append(TimeRemainingColumn())
         with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
             task = bar.add_task(name, total=None, visible=False)  # shown once the total is known
             yield lambda done, total: bar.update(task, completed=done, total=total, visible=True)

@@ -7,18 +7,14 @@ from typing import TYPE_CHECKING
 from sfumato.settings.stage import FREE, Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sfumato.planning.checks import Setup
+    from sfumato.planning.checks import Problems, Setup
     from sfumato.planning.work import Work
     from sfumato.settings.training import Select
     from stages.runner import StageRun
 
 
 def select(run: StageRun, settings: Select) -> None:
-    from sfumato.data.store import load_public
-    from sfumato.features.teacher_network import classify, load_teacher_network
-    from sfumato.runtime.compute import device
+    from sfumato.features.teacher_network import classify
     from sfumato.training.selection import (
         read_votes,
         relabel,
@@ -28,12 +24,10 @@ def select(run: StageRun, settings: Select) -> None:
         surest,
     )
 
-    images = load_public(run.path("public"), run.plan.shape)
+    images = run.public
     classes = run.plan.classes
     if settings.by == "teacher":
-        probabilities = classify(
-            load_teacher_network(run.path("teacher")).to(device()), images
-        ).numpy()
+        probabilities = classify(run.teacher, images).numpy()
         number = min(settings.images, len(images))
         indices, labels = surest(probabilities, max(1, number // len(classes)))
         with run.writing() as directory:
@@ -54,7 +48,7 @@ def work(about: Work) -> float:
     return about.network("teacher") * about.public_images * (about.params.select.by == "teacher")
 
 
-def problems(setup: Setup) -> Iterator[str]:
+def problems(setup: Setup) -> Problems:
     from sfumato.training.selection import number_to_keep
 
     chosen = setup.params.select

@@ -11,9 +11,7 @@ from sfumato.settings.stage import FREE, Stage
 from stages.synthesize import drawing_work
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sfumato.planning.checks import Setup
+    from sfumato.planning.checks import Problems, Setup
     from sfumato.planning.work import Work
     from sfumato.settings.training import Student
     from stages.runner import StageRun
@@ -36,24 +34,21 @@ def network_work(about: Work, block: int) -> int:
     from functools import partial
 
     from sfumato.features.public_network import build_network
-    from sfumato.planning.work import operations_of
 
     build = partial(
         build_network, "residual", about.shape, about.classes, about.params.student.width
     )
-    return operations_of(build, about.shape)
+    return about.operations(build, about.shape)
 
 
 def work(about: Work) -> float:
-    from sfumato.planning.work import TRAINING
-
     settings = about.params.student
     drawn = about.params.synthesize.model_copy(update={"herding": 1})
-    each = TRAINING * about.network("student") + 1.25 * drawing_work(about, drawn)
+    each = about.TRAINING * about.network("student") + 1.25 * drawing_work(about, drawn)
     return settings.steps * settings.batch * each
 
 
-def problems(setup: Setup) -> Iterator[str]:
+def problems(setup: Setup) -> Problems:
     if not setup.params.synthesize.stream:
         yield (
             "student trains on images from the networks in the release, but the release contains "

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from sfumato.settings.stage import FREE, PUBLIC, Stage, one_label_only
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     import numpy as np
 
     from sfumato.features.teacher_network import TeacherNetwork
-    from sfumato.planning.checks import Setup
+    from sfumato.planning.checks import Problems, Setup
     from sfumato.planning.work import Work
     from sfumato.release.synthesis import Drawn
     from sfumato.release.variation import Varied
@@ -31,8 +31,7 @@ def synthesize(run: StageRun, settings: Synthesize) -> None:
     from sfumato.data.cards import CARD, read_public_card
     from sfumato.data.tables import check_parquet
     from sfumato.diffusion.denoiser import Sampling
-    from sfumato.features.teacher_network import guide_by, load_teacher_network
-    from sfumato.queries.feature_means import load_means
+    from sfumato.features.teacher_network import guide_by
     from sfumato.release.exports import PUBLIC_SOURCE
     from sfumato.release.herding import draw_herded
     from sfumato.release.label_agreement import labels_fit
@@ -40,18 +39,16 @@ def synthesize(run: StageRun, settings: Synthesize) -> None:
     from sfumato.release.stream import save_networks
     from sfumato.release.synthesis import draw_mixture
     from sfumato.release.variation import vary
-    from sfumato.runtime.compute import device
     from sfumato.storage.artifacts import merge_records
     from stages.screen import progress, say
 
     plan = run.plan
     if "parquet" in settings.export:
         check_parquet()  # checked before slow work
-    paths = {name: artifact.path for name, artifact in run.inputs.items()}
     priors = run.counts.priors if settings.labels == "prior" else None
     teacher = None
     if settings.reads("teacher"):
-        teacher = load_teacher_network(paths["teacher"]).to(device())
+        teacher = run.teacher
     guide = None
     if teacher and settings.teacher_guidance:
         guide = guide_by(teacher, settings.teacher_guidance)
@@ -62,7 +59,7 @@ def synthesize(run: StageRun, settings: Synthesize) -> None:
     with progress("synthesize") as report:
         drawn = partial(
             draw_mixture,
-            paths,
+            run.paths,
             priors=priors,
             progress=report,
             sampling=sampling,
@@ -76,7 +73,7 @@ def synthesize(run: StageRun, settings: Synthesize) -> None:
         if not settings.reads("teacher"):
             teacher = None
         if settings.herding > 1:
-            means = load_means("frequency", run.path("frequency"), plan=plan)
+            means = run.means("frequency")
             drawn = partial(draw_herded, drawn, means, run.counts.priors, teacher)
         if settings.choose and teacher is not None:
             varied, sources = choose(run, settings, drawn, teacher)
@@ -94,7 +91,7 @@ def synthesize(run: StageRun, settings: Synthesize) -> None:
         stream = None
         if settings.stream:
             stream = asdict(
-                save_networks(directory, paths, settings, varied, priors, plan.seed, teacher)
+                save_networks(directory, run.paths, settings, varied, priors, plan.seed, teacher)
             )
         records = merge_records(inputs)
         save_release(directory, varied, sources, records, plan, public, stream)
@@ -112,7 +109,6 @@ def choose(
     import torch
 
     from sfumato.data.images import ImageSet, load_array
-    from sfumato.data.store import load_public
     from sfumato.evaluation.mixture import JUDGES, WITH, WITHOUT, agreement, chosen_mixture, judges
     from sfumato.release.exports import PUBLIC_SOURCE
     from sfumato.release.variation import beside_public, vary
@@ -123,7 +119,7 @@ def choose(
     alone = settings.model_copy(update={"sources": weights})
     images, labels, sources = drawn(settings=alone, seed=plan.seed)
     made = {WITHOUT: vary(images, labels, alone, teacher, plan.seed)}
-    public = load_public(run.path("public"), plan.shape)
+    public = run.public
     chosen = load_array(run.path("select") / "indices.npy")
     chosen_labels = torch.from_numpy(np.array(load_array(run.path("select") / "labels.npy")))
     every = max(1, round(len(images) * ratio / len(chosen)))
@@ -174,7 +170,7 @@ def work(about: Work) -> float:
     return settings.count * drawing_work(about, settings)
 
 
-def problems(setup: Setup) -> Iterator[str]:
+def problems(setup: Setup) -> Problems:
     from sfumato.release.pattern import carries_pattern
     from sfumato.settings.data import SEVERAL
 

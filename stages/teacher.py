@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING
 from sfumato.settings.stage import QUERY, Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sfumato.planning.checks import Setup
+    from sfumato.planning.checks import Problems, Setup
     from sfumato.planning.work import Work
     from sfumato.settings.queries import Teacher
     from stages.runner import QueryRun
@@ -18,7 +16,6 @@ if TYPE_CHECKING:
 def teacher(run: QueryRun, settings: Teacher) -> None:
     from sfumato.data.images import load_images
     from sfumato.data.lineage import refuse_private_network
-    from sfumato.data.store import load_public
     from sfumato.features.public_network import load_classifier
     from sfumato.features.teacher_network import TeacherNetwork, fit_features, save_teacher
     from sfumato.queries.feature_means import encoder_of
@@ -43,7 +40,7 @@ def teacher(run: QueryRun, settings: Teacher) -> None:
                 f"a network of the owner's, declared public, sha256 {part.network.sha256}"
             )
     if settings.fitted_on == "public":
-        images = load_public(run.path("public"), plan.shape)
+        images = run.public
     else:
         images = load_images(run.path("auxiliary"), plan.classes, shape=plan.shape)
     features, covariance = fit_features(settings, plan.shape, network, images, plan.seed)
@@ -72,7 +69,7 @@ def network_work(about: Work, block: int) -> int:
     from functools import partial
 
     from sfumato.features.projection import ProjectedFeatures
-    from sfumato.planning.work import PUBLIC_CLASSES, operations_of
+    from sfumato.planning.work import PUBLIC_CLASSES
 
     settings = about.params.teacher
     network = settings.network and settings.network.arguments()
@@ -80,7 +77,9 @@ def network_work(about: Work, block: int) -> int:
         trained = about.params.classifier.model_dump(include={"network", "width"})
         network = {**trained, "shape": about.shape, "classes": PUBLIC_CLASSES}
     features = settings.features or settings.feature, about.shape, settings.dimension
-    return operations_of(partial(ProjectedFeatures, *features, network, settings.flip), about.shape)
+    return about.operations(
+        partial(ProjectedFeatures, *features, network, settings.flip), about.shape
+    )
 
 
 def work(about: Work) -> float:
@@ -91,7 +90,7 @@ def work(about: Work) -> float:
     return about.network("teacher") * looked_at + rows
 
 
-def problems(setup: Setup) -> Iterator[str]:
+def problems(setup: Setup) -> Problems:
     from sfumato.features import CLASSIFIER, FEATURES, OWN, name_problems
 
     maps = setup.params.teacher.maps

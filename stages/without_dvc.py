@@ -6,9 +6,6 @@ Without DVC, there is no cache. A missing output is computed again, and a query'
 restored from the state directory.
 """
 
-from __future__ import annotations
-
-import hashlib
 import json
 import os
 import subprocess
@@ -23,6 +20,7 @@ from filelock import Timeout
 from sfumato.errors import ConfigError, SfumatoError, explained, nearest
 from sfumato.settings.recipes import as_yaml
 from sfumato.settings.stage import ARTIFACTS, LOCK
+from sfumato.storage.digest import md5_of_file, md5_of_folder, tracked_files
 from sfumato.storage.documents import read_yaml
 from sfumato.storage.files import delete, replace_file
 from sfumato.storage.locks import file_lock, holding
@@ -31,7 +29,6 @@ from stages.screen import tell
 
 UNDERSTOOD = {"cmd", "params", "deps", "outs", "metrics", "always_changed", "desc", "meta"}
 PARAMS = "params.yaml"
-UNTRACKED = ("__pycache__", ".pyc")  # the same entries are in .dvcignore
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,25 +202,10 @@ def outputs_of(folder: Path, step: Step) -> dict[str, object]:
 
 def lock_entry(folder: Path, path: str) -> dict[str, object]:
     """Describe a file or folder as `dvc.lock` does: path, hash and size."""
-    from sfumato.privacy.check import folder_md5
-
     place = folder / path
+    entry: dict[str, object] = {"path": path, "hash": "md5"}
     if place.is_file():
-        return {
-            "path": path,
-            "hash": "md5",
-            "md5": md5_of_file(place),
-            "size": place.stat().st_size,
-        }
-    files = sorted(
-        file for file in place.rglob("*") if file.is_file() and not str(file).endswith(UNTRACKED)
-    )
-    files = [file for file in files if UNTRACKED[0] not in file.parts]
-    digest = folder_md5({file.relative_to(place).as_posix(): md5_of_file(file) for file in files})
+        return entry | {"md5": md5_of_file(place), "size": place.stat().st_size}
+    files = tracked_files(place)
     size = sum(file.stat().st_size for file in files)
-    return {"path": path, "hash": "md5", "md5": digest, "size": size, "nfiles": len(files)}
-
-
-def md5_of_file(file: Path) -> str:
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+    return entry | {"md5": md5_of_folder(place), "size": size, "nfiles": len(files)}

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import yaml
 
-from sfumato.evaluation.identity import directory_hash
-from sfumato.privacy.check import empty_artifact_md5, md5_of
+from sfumato.privacy.check import empty_artifact_md5
 from sfumato.settings.stage import LOCK
 from sfumato.settings.stages import dvc_stages
+from sfumato.storage.digest import md5_of_file, md5_of_folder
 
 
 def locked(path: Path, off: Collection[str] = ()) -> dict:
@@ -20,7 +20,7 @@ def locked(path: Path, off: Collection[str] = ()) -> dict:
     if path.name in off:
         md5 = empty_artifact_md5(path.name)
     elif path.exists():
-        md5 = directory_hash(path) if path.is_dir() else md5_of(path.read_bytes())
+        md5 = md5_of_folder(path) if path.is_dir() else md5_of_file(path)
     else:
         md5 = "0" * 32
     return {"path": str(path), "hash": "md5", "md5": md5}

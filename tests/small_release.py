@@ -15,7 +15,6 @@ from sfumato.features.teacher_network import TeacherNetwork, load_teacher_networ
 from sfumato.generators.gaussian import GaussianGenerator
 from sfumato.generators.one_step import save_generator
 from sfumato.privacy.accountant import default_delta
-from sfumato.privacy.check import md5_of
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.ledger import build_ledger, ledger_text
 from sfumato.release.release import save_release
@@ -26,6 +25,7 @@ from sfumato.release.variation import Varied, vary
 from sfumato.settings.release import Synthesize
 from sfumato.settings.stages import STAGES
 from sfumato.storage.artifacts import writing
+from sfumato.storage.digest import md5_of
 from sfumato.storage.records import Records
 
 ABOUT = {"id": "a" * 32, "dataset_id": "clinic-2026", "released": "counts", "time": 1_795_243_189}

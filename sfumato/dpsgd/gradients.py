@@ -180,6 +180,10 @@ def by_vmap(model: Denoiser, parameters: Mapping[str, Tensor], *batch: Tensor) -
     return {name: rows[name] for name in parameters}
 
 
+def number_of_weights(parameters: Mapping[str, Tensor]) -> int:
+    return sum(value.numel() for value in parameters.values())
+
+
 # If gradients were enabled, weights that require gradients but are not in `parameters` would keep a
 # graph of all images in memory
 @torch.no_grad()
@@ -206,8 +210,7 @@ def clipped_gradient_sum(
             f"{len(draws.levels)} rows of draws for {len(images)} images: expected one row per "
             "image"
         )
-    weights = sum(value.numel() for value in parameters.values())
-    total = torch.zeros(weights, dtype=torch.float64, device=images.device)
+    total = torch.zeros(number_of_weights(parameters), dtype=torch.float64, device=images.device)
     for start in range(0, len(images), microbatch.size):
         # Fill up the last microbatch with copies of its last image, and drop their gradients.
         # So all microbatches have one size: matrix kernels round differently for other sizes.

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sfumato.diffusion.denoiser import Denoiser
 from sfumato.dpsgd.clip import clipped_sum
-from sfumato.dpsgd.gradients import Draws, losses_at, per_image_gradients
+from sfumato.dpsgd.gradients import Draws, losses_at, number_of_weights, per_image_gradients
 from sfumato.runtime import compute, distributed
 
 # Estimated number of float32 copies of the trained parameters: the moving average, Adam's moments,
@@ -94,7 +94,7 @@ def fitting(
     else:
         most = min(max(64, batch / 16), 128, max(4, 256 // draws))
     # On a GPU, clipping copies the rows.
-    rows = (8 if gpu else 4) * sum(value.numel() for value in parameters.values())
+    rows = (8 if gpu else 4) * number_of_weights(parameters)
     largest = int(max(1, min(most, room / rows, passes / draws)))
     if not gpu:
         largest = max(1, min(largest, int(batch / 2)))
@@ -118,10 +118,8 @@ def needed(
     model: network on the meta device.
     """
     images, some = fitting(model, parameters, draws, batch, compute.device(), requested_size)
-    trained = sum(value.numel() for value in parameters.values())
-    network = sum(
-        value.numel() * value.element_size() for value in [*model.parameters(), *model.buffers()]
-    )
+    trained = number_of_weights(parameters)
+    network = sum(value.nbytes for value in [*model.parameters(), *model.buffers()])
     each = 4 * trained + some * activation_bytes(model, parameters)
     size = (network + 4 * COPIES * trained + images * each) / 2**30
     return (
@@ -130,16 +128,10 @@ def needed(
     )
 
 
-def plain_microbatch(model: Denoiser) -> int:
+def plain_microbatch(model: Denoiser, parameters: Mapping[str, Tensor]) -> int:
     """Return how many images fit into memory in a step of ordinary training, at least 1."""
-    parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
-    return max(
-        1,
-        int(
-            room_on(device_of_parameters(parameters), parameters)
-            / activation_bytes(model, parameters)
-        ),
-    )
+    room = room_on(device_of_parameters(parameters), parameters)
+    return max(1, int(room / activation_bytes(model, parameters)))
 
 
 def device_of_parameters(parameters: Mapping[str, Tensor]) -> torch.device:
@@ -153,7 +145,7 @@ def room_on(device: torch.device, parameters: Mapping[str, Tensor]) -> float:
     free, _ = torch.cuda.mem_get_info(device)
     # Memory that PyTorch has reserved but does not use
     cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return 0.4 * (free + cached - 4 * COPIES * sum(value.numel() for value in parameters.values()))
+    return 0.4 * (free + cached - 4 * COPIES * number_of_weights(parameters))
 
 
 def activation_bytes(model: Denoiser, parameters: Mapping[str, Tensor]) -> int:

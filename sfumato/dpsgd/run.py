@@ -22,7 +22,7 @@ from sfumato.data.images import to_device
 from sfumato.diffusion.denoiser import Denoiser
 from sfumato.diffusion.ema import EMA
 from sfumato.dpsgd.clip import unflatten
-from sfumato.dpsgd.gradients import Draws, Microbatch, clipped_gradient_sum, draw
+from sfumato.dpsgd.gradients import Draws, Microbatch, clipped_gradient_sum, draw, number_of_weights
 from sfumato.dpsgd.microbatch import choose_microbatch
 from sfumato.errors import ConfigError
 from sfumato.privacy.accountant import epsilon_and_order, rdp_curve
@@ -123,7 +123,7 @@ class Gradients:
         self.max_norm = config.max_norm if isinstance(config, Saliency) else config.max_grad_norm
         self.public_batch = public_batch
         self.device = next(iter(self.parameters.values())).device
-        self.size = sum(value.numel() for value in self.parameters.values())
+        self.size = number_of_weights(self.parameters)
         self.generator = generator or secret_generator(self.device)
         self.microbatch_size, self.draws_per_pass = choose_microbatch(
             model, self.parameters, config.draws, public_batch, config.microbatch_size
@@ -216,7 +216,7 @@ def fine_tune(
     report: Progress = no_progress,
     say: Say = discard,
     stage: str = "finetune",
-    one_step: Callable[[Any, Charge], dict[str, float]] | None = None,
+    one_step: Callable[[Any, Charge], dict[str, float]] = step,
 ) -> tuple[Charge, list[dict]]:
     """Run all steps of a charge; resume an interrupted run after its last durable step.
 
@@ -226,7 +226,7 @@ def fine_tune(
     epsilon_after: function from a number of steps to ε, for the log;
     report: function called with (number of durable steps, number of all steps) at the start and
     after each checkpoint;
-    one_step: function that makes one draw, one release and one update; by default `step`.
+    one_step: function that makes one draw, one release and one update.
 
     Returns the charge, with all its steps durable, and the public log, with one row per step. The
     log never contains a loss, a number of images or a time.
@@ -237,7 +237,7 @@ def fine_tune(
 
     report(charge.used, charge.uses)
     while charge.used < charge.uses:
-        row = (one_step or step)(state, charge)
+        row = one_step(state, charge)
         log.append({**row, "epsilon": epsilon_after(charge.used)})
 
         # Write the state and the journal before anything that depends on the release is shown.

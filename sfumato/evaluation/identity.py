@@ -7,20 +7,12 @@ from pathlib import Path
 from sfumato.data.images import ImageSet
 from sfumato.data.prepare import fingerprint
 from sfumato.evaluation.extractors import Extractor
-from sfumato.privacy.check import folder_md5, md5_of
 from sfumato.privacy.resolved import StagePlan
 from sfumato.settings.evaluate import Evaluate
+from sfumato.storage.digest import md5_of_folder
 from sfumato.storage.files import replace_private
 
 EVALUATIONS = "evaluations"  # Folder in the state directory
-
-
-def directory_hash(directory: Path) -> str:
-    """Compute the hash that DVC gives a directory, from the hashes of its files."""
-    files = (path for path in directory.rglob("*") if path.is_file())
-    return folder_md5(
-        {path.relative_to(directory).as_posix(): md5_of(path.read_bytes()) for path in files}
-    )
 
 
 def keep_evaluation(state: Path, metrics: Mapping) -> Path:
@@ -59,5 +51,5 @@ def identity(
         "extractor": extractor.digest if extractor else "none",
         "reference": "holdout, plain images",
         "training": f"light, {amount}, last epoch",
-        "release": directory_hash(release),
+        "release": md5_of_folder(release),
     }

@@ -118,7 +118,11 @@ def fit_generator(
         # The embedding is then converted to float32, and the loss is computed in float32.
         with torch.autocast(device.type, torch.bfloat16, enabled=fast_bfloat16(device.type)):
             images = generator(z, labels, block)
-            embeddings = [embedding_of(match, images, weights, columns) for match in matches]
+            # Column m of μ(G), (K, classes), is priors_m times a mean of φ over the images. Their
+            # weights are column m of `weights`.
+            counts = weights.sum(0)
+            shares = weights * (columns / torch.where(counts > 0, counts, 1))
+            embeddings = [match.features.embed(images, shares) for match in matches]
             loss = stopping.loss(embeddings, weights, columns)
             if teacher is not None:
                 loss = loss + target.agreement * F.cross_entropy(teacher(images).float(), labels)
@@ -157,18 +161,6 @@ def pace(done: float) -> float:
     return min(1.0, (done + 0.01) / 0.1) * (1 + math.cos(math.pi * done)) / 2
 
 
-def embedding_of(match: FeatureMeans, images: Tensor, weights: Tensor, priors: Tensor) -> Tensor:
-    """Compute the embedding μ(G) of a batch of images, (K, classes).
-
-    Column m is priors_m times a weighted mean of φ over the images. The weights of the images are
-    column m of `weights`.
-
-    images: (B, C, H, W); weights: (B, classes), from `labels_to_fit`.
-    """
-    counts = weights.sum(0)
-    return match.features.embed(images, weights * (priors / torch.where(counts > 0, counts, 1)))
-
-
 def mismatch(embedding: Tensor, target: Tensor, weights: Tensor, priors: Tensor) -> Tensor:
     """Estimate ‖μ̃ − μ(G)‖² from a batch, without the constant ‖μ̃‖².
 
@@ -180,7 +172,8 @@ def mismatch(embedding: Tensor, target: Tensor, weights: Tensor, priors: Tensor)
     of a rare class would be only priors_m². A column with fewer than two images is left out,
     because the variety of a class cannot be estimated from one image.
 
-    embedding, target: (K, classes), μ(G) and μ̃; weights: see `embedding_of`.
+    embedding, target: (K, classes), μ(G) and μ̃; weights: (B, classes), from
+    `labels_to_fit`.
     """
     counted = ((weights > 0).sum(0) > 1).to(priors)  # 0 for a class with fewer than two images
     # Effective number of images: with equal weights, this many would give the same variance.

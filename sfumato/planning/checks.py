@@ -14,6 +14,8 @@ from sfumato.settings.stage import one_label_only, unknown_name
 from sfumato.settings.stages import STAGES
 from sfumato.settings.training import PUBLIC_MODEL
 
+Problems = Iterator[str]  # one sentence for each mistake in the settings
+
 
 @dataclass(frozen=True)
 class Setup:
@@ -47,7 +49,7 @@ def check_consistent(params: Params, card: Card, public: PublicCard | None = Non
         raise ConfigError(problem)
 
 
-def card_problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[str]:
+def card_problems(params: Params, card: Card, public: PublicCard | None) -> Problems:
     """Yield mismatches between params.yaml and the prepared images."""
     data = params.data
     prepare_again = "run `stage prepare sensitive`, or correct params.yaml"
@@ -98,7 +100,7 @@ def card_problems(params: Params, card: Card, public: PublicCard | None) -> Iter
         )
 
 
-def label_problems(params: Params, card: Card) -> Iterator[str]:
+def label_problems(params: Params, card: Card) -> Problems:
     """Yield an error for each stage that does not support several labels per image, and one if
     `count` is off.
 
@@ -116,7 +118,7 @@ def label_problems(params: Params, card: Card) -> Iterator[str]:
         )
 
 
-def missing_stages(params: Params) -> Iterator[str]:
+def missing_stages(params: Params) -> Problems:
     """Yield an error for each stage that is off although a stage of `run` requires it, and one if
     `synthesize` is off.
     """
@@ -140,7 +142,7 @@ def missing_stages(params: Params) -> Iterator[str]:
                 )
 
 
-def source_problems(params: Params) -> Iterator[str]:
+def source_problems(params: Params) -> Problems:
     """Yield an error for each unknown source of images."""
     if params.data.source not in sources_of("data"):
         yield unknown_name("data.source", params.data.source, sources_of("data"))
@@ -148,7 +150,7 @@ def source_problems(params: Params) -> Iterator[str]:
         yield unknown_name("public.source", params.public.source, sources_of("public"))
 
 
-def public_model_problems(params: Params, card: Card) -> Iterator[str]:
+def public_model_problems(params: Params, card: Card) -> Problems:
     """Yield problems with a public text-to-image model: it is required but not set, or it does not
     fit the images.
     """

@@ -11,7 +11,7 @@ import json
 import platform
 import time
 import timeit
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache, partial
@@ -126,6 +126,24 @@ def expected_seconds(
             seconds = corrected(name, work, machine)
             expected[name] = None if seconds is None else START + seconds
     return {**expected, **dict.fromkeys(FRAME, START)}
+
+
+def seconds_of_plans(plans: Mapping[str, StagePlan[Any]], state: Path) -> dict[str, float | None]:
+    """Estimate the seconds of each stage, as `expected_seconds` does, from the plans of all stages.
+
+    plans: plan of each stage by name.
+    """
+    images = plans["synthesize"]
+    network: object = next((plan.model for plan in plans.values() if plan.model), {})
+    params = Params.model_validate(
+        {name: plan.settings for name, plan in plans.items()}
+        | {
+            "run": tuple(name for name, plan in plans.items() if plan.enabled),
+            "model": network,
+            "privacy": {"size_hint": images.size_hint},
+        }
+    )
+    return expected_seconds(params, images.shape, len(images.classes), state)
 
 
 def corrected(name: str, work: Work, machine: Machine) -> float | None:

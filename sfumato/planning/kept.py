@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sfumato.data.cards import Card
 from sfumato.errors import UNREADABLE, ConfigError, passing_over
-from sfumato.privacy.check import md5_of, read_lock
+from sfumato.privacy.check import read_lock
 from sfumato.privacy.decision import Decision, QueryWork, decide
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, ZERO_OUT_ONE, Mechanism
 from sfumato.privacy.ledger import records_in
@@ -19,7 +19,7 @@ from sfumato.settings.params import Params
 from sfumato.settings.stage import ARTIFACTS, LEDGER, LOCK, PLAN, PUBLIC
 from sfumato.settings.stages import QUERIES, STAGES
 from sfumato.storage.artifacts import PRIVACY, depends_on_charge
-from sfumato.storage.digest import digest_of_file
+from sfumato.storage.digest import digest_of_file, md5_of_file
 from sfumato.storage.documents import read_yaml
 
 
@@ -215,7 +215,7 @@ def outdated_stages(folder: Path) -> set[str]:
             others = public and str(PUBLIC) in read and read[str(PUBLIC)] not in public
             for plan in plans:
                 file = folder / plan
-                if others or (file.is_file() and read[str(plan)] != md5_of(file.read_bytes())):
+                if others or (file.is_file() and read[str(plan)] != md5_of_file(file)):
                     outdated.add(plan.stem)
     return outdated & {*STAGES}
 

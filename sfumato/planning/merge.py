@@ -24,7 +24,7 @@ from sfumato.queries.merging import (
 from sfumato.runtime.progress import Say
 from sfumato.settings.data import IMAGE
 from sfumato.settings.recipes import as_yaml
-from sfumato.settings.stage import ARTIFACTS, LEDGER, PLAN, PUBLIC, Kind
+from sfumato.settings.stage import ARTIFACTS, FREE, LEDGER, PLAN, PUBLIC
 from sfumato.settings.stages import QUERIES, STAGES
 from sfumato.storage.artifacts import (
     Artifact,
@@ -89,9 +89,7 @@ def merge_projects(
         if (folders[0] / path).is_dir():
             read_artifact(folders[0] / path, path.name)
             copy_directory(folders[0] / path, out / path)
-    free = [
-        name for name, stage in STAGES.items() if stage.kind is Kind.FREE and name not in shared
-    ]
+    free = [name for name, stage in STAGES.items() if stage.kind is FREE and name not in shared]
     unit = first["count"].get("unit", IMAGE)
     workflow = workflow_text(budget["target"], budget["delta"], unit)
     write_pipeline(out, free, say, workflow)

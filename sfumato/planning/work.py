@@ -2,8 +2,6 @@
 network are counted once, on one blank image.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +18,6 @@ from sfumato.settings.stages import QUERIES, STAGES
 
 WRITTEN = 80  # cost of writing one number, in operations
 CALL = 40_000  # cost of calling one operator, in operations
-TRAINING = 3  # cost of a training step, in forward passes
 PUBLIC_CLASSES = 100  # assumed number of classes of a public set that is not prepared yet
 
 _counted: dict[str, int] = {}
@@ -72,6 +69,8 @@ class Work:
     shape: Shape
     classes: int
     public_images: int = 0
+    TRAINING = 3  # cost of a training step, in forward passes
+    operations = staticmethod(operations_of)
 
     @property
     def row(self) -> int:

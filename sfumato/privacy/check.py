@@ -3,8 +3,6 @@
 Stored numbers are not trusted: epsilon is recomputed from the records.
 """
 
-import hashlib
-import json
 import math
 import os
 import posixpath
@@ -27,7 +25,7 @@ from sfumato.privacy.resolved import read_stage_plan
 from sfumato.settings.stage import ARTIFACTS, LOCK, PLAN, PUBLIC
 from sfumato.settings.stages import QUERIES, STAGES
 from sfumato.storage.artifacts import Artifact, as_text, empty_content, read_artifact
-from sfumato.storage.digest import digest_of
+from sfumato.storage.digest import digest_of, md5_of, md5_of_file, md5_of_listing
 from sfumato.storage.documents import MergeConflict, read_yaml, validated
 from sfumato.storage.records import Records, widest_declaration
 
@@ -190,8 +188,7 @@ def check_ledger(
         problems.append(
             f"accountant={accountant!r} is unknown: expected one of {', '.join(ACCOUNTANTS)}"
         )
-    for number, record in enumerate(ledger["records"]):
-        problems += record_problems(f"record {number}", record)
+    problems += mistakes_in_records(ledger)
     if not problems and len(by_id(ledger)) < len(ledger["records"]):
         problems.append("it contains a record twice")
     if problems:
@@ -317,6 +314,15 @@ def malformed(ledger: Mapping) -> list[str]:
     return []
 
 
+def mistakes_in_records(ledger: Mapping) -> list[str]:
+    """List the errors in the records of a ledger, one sentence each."""
+    return [
+        problem
+        for number, record in enumerate(ledger["records"])
+        for problem in record_problems(f"record {number}", record)
+    ]
+
+
 def listed(stages: Mapping) -> dict[str, list[str]]:
     """Return the ids of the records by stage.
 
@@ -398,7 +404,7 @@ def lock_problems(ledger: Mapping, ledger_path: Path, lock: Path) -> list[str]:
         )
     elif len(written) > 1:
         problems.append(f"{lock} lists {name} as written by two stages: an entry was added")
-    elif written[0].md5 != md5_of(ledger_path.read_bytes()):
+    elif written[0].md5 != md5_of_file(ledger_path):
         problems.append(
             f"{lock} states a different md5 for {name} than this file has: one of the two files "
             "was edited, or they belong to different runs"
@@ -499,14 +505,4 @@ def read_lock(lock: Path) -> list[LockedStage]:
 
 def empty_artifact_md5(stage: str) -> str:
     """Return DVC's hash of the artifact of a stage that is switched off."""
-    return folder_md5({"privacy.json": md5_of(as_text(empty_content(stage)).encode())})
-
-
-def md5_of(content: bytes) -> str:
-    return hashlib.md5(content, usedforsecurity=False).hexdigest()
-
-
-def folder_md5(files: Mapping[str, str]) -> str:
-    """Return DVC 3's hash of a folder: an md5 over the path and md5 of each file, then ".dir"."""
-    entries = [{"md5": md5, "relpath": name} for name, md5 in sorted(files.items())]
-    return md5_of(json.dumps(entries, sort_keys=True).encode()) + ".dir"
+    return md5_of_listing({"privacy.json": md5_of(as_text(empty_content(stage)).encode())})

@@ -16,7 +16,7 @@ from pydantic import Field
 from sfumato.errors import ConfigError, explained
 from sfumato.settings.data import IMAGE, SEVERAL, DatasetId
 from sfumato.settings.fields import Positive, Settings
-from sfumato.settings.stage import Kind
+from sfumato.settings.stage import QUERY
 from sfumato.settings.stages import STAGES
 from sfumato.settings.training import Model
 from sfumato.storage.digest import digest_of
@@ -176,7 +176,7 @@ def read_stage_plan(
             "model": None if file.model is None else Model.model_validate(file.model),
         }
         mechanism = fields.pop("mechanism")
-        if STAGES[stage].kind is Kind.QUERY and file.enabled:
+        if STAGES[stage].kind is QUERY and file.enabled:
             from sfumato.privacy.events import Mechanism  # slow import, only for a query
 
             return QueryPlan(**fields, mechanism=Mechanism(**mechanism))

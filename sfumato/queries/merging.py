@@ -21,7 +21,7 @@ from sfumato.privacy.record import record_problems
 from sfumato.privacy.resolved import PlanFile, StagePlan
 from sfumato.queries.count import Counts, PublicCounts, public_counts, public_several, save_counts
 from sfumato.queries.feature_means import KIND_OF, load_means, save_means
-from sfumato.settings.stage import Kind
+from sfumato.settings.stage import LOCAL
 from sfumato.settings.stages import QUERIES, STAGES
 from sfumato.storage.artifacts import PRIVACY, Artifact, merge_records
 from sfumato.storage.digest import digest_of_file
@@ -52,7 +52,7 @@ def same_settings(folders: Sequence[Path], plans: Sequence[Mapping[str, PlanFile
     # Fields in which the plans may differ
     theirs = {"dataset_id", "size_hint", "mechanism", "delta", "accountant", "about", "again"}
     for folder, plan in zip(folders[1:], plans[1:], strict=True):
-        for name in (name for name, stage in STAGES.items() if stage.kind is not Kind.LOCAL):
+        for name in (name for name, stage in STAGES.items() if stage.kind is not LOCAL):
             first = plans[0][name]
             other = plan[name]
             for key in sorted((first.keys() | other.keys()) - theirs):

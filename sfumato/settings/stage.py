@@ -134,7 +134,7 @@ class Stage:
     @property
     def spread(self) -> bool:
         """True if its work is distributed over the processes of a launch."""
-        return self.shared or (self.kind is Kind.QUERY and not self.one_process)
+        return self.shared or (self.kind is QUERY and not self.one_process)
 
     @property
     def public_only(self) -> bool:

@@ -82,7 +82,7 @@ def warm_up(
     ema = EMA(parameters)
     model.train()
     total_steps = sum(phase.steps for phase in phases)
-    most = plain_microbatch(model)
+    most = plain_microbatch(model, parameters)
     fast = distributed.broadcast_object(prefers_bfloat16(model))
     for phase in phases:
         optimiser = torch.optim.Adam(parameters.values(), lr=phase.learning_rate, fused=True)

@@ -29,9 +29,10 @@ from csv_tables import csv_of
 from small_record import small_record
 
 from sfumato.errors import BudgetError, DataError
-from sfumato.evaluation.identity import directory_hash, keep_evaluation
+from sfumato.evaluation.identity import keep_evaluation
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.ledger import build_ledger, ledger_text
+from sfumato.storage.digest import md5_of_folder
 from sfumato.storage.records import Records
 from stages.screen import show_local
 
@@ -337,7 +338,7 @@ def test_a_folder_has_the_hash_that_dvc_gives_it(tmp_path):
             capture_output=True,
             timeout=60,
         )
-    assert f"md5: {directory_hash(release)}" in (tmp_path / "artifacts/synthesize.dvc").read_text()
+    assert f"md5: {md5_of_folder(release)}" in (tmp_path / "artifacts/synthesize.dvc").read_text()
 
 
 def test_the_table_shows_folders_without_their_common_part(capsys, environment):

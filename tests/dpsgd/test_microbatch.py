@@ -296,9 +296,9 @@ def test_activations_of_one_pass_tell_the_memory_of_many(options):
 
 @pytest.mark.parametrize(("room", "expected"), [(0.5, 1), (5.5, 5), (100.5, 100)])
 def test_a_plain_step_holds_the_images_whose_activations_fit(room_of, model, room, expected):
-    one = activation_bytes(model, dict(model.named_parameters()))
-    room_of(room * one)
-    assert plain_microbatch(model) == expected
+    parameters = dict(model.named_parameters())
+    room_of(room * activation_bytes(model, parameters))
+    assert plain_microbatch(model, parameters) == expected
 
 
 def test_a_line_tells_the_memory_of_an_outline_as_of_the_network(model):

@@ -18,12 +18,11 @@ import yaml
 from filelock import FileLock, Timeout
 
 from sfumato.data import prepare
-from sfumato.privacy.check import md5_of
 from sfumato.privacy.odometer import Odometer
 from sfumato.settings.recipes import overlaid
 from sfumato.settings.stages import STAGES
 from sfumato.storage.artifacts import read_artifact
-from sfumato.storage.digest import digest_of_file
+from sfumato.storage.digest import digest_of_file, md5_of
 from sfumato.storage.files import copy_directory
 from stages import runner
 
