@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from PIL import Image
 from PIL.ExifTags import IFD, Base
+from surveys import survey
 from test_names import ASKED, KINDS, PLAIN, RIGHT
 
 from sfumato.data.names import repeats_in
 from sfumato.data.skeleton import NOUNS, Disguise, numbers_replaced, write_skeleton
-from sfumato.data.survey import survey
 from sfumato.errors import ConfigError
 from sfumato.settings.data import Groups
 
