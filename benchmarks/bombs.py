@@ -65,8 +65,9 @@ def read(path: Path, source: str = "imagefolder", **settings: Any) -> None:
 def look(path: Path, **settings: Any) -> None:
     """Read every image of a set in the same way as `stage init`."""
     from sfumato.data.survey import survey
+    from sfumato.settings.options import InitOptions
 
-    survey(path, span=(0, 255), **settings)
+    survey(InitOptions(images=path, range=(0, 255), **settings))
 
 
 def receive(folder: Path) -> None:

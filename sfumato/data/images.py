@@ -10,7 +10,7 @@ import math
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, BinaryIO, Self
@@ -96,8 +96,9 @@ class ImageSet:
         return torch.from_numpy(self.images[rows]).permute(0, 3, 1, 2).contiguous()
 
     def take(self, indices: np.ndarray) -> ImageSet:
-        """Copy the images at `indices` with their labels, without groups."""
-        return ImageSet(self.images[indices], self.labels[indices], self.classes)
+        """Copy the images at `indices`, or where a mask is True, with everything about them."""
+        arrays = {k: v[indices] for k, v in vars(self).items() if isinstance(v, np.ndarray)}
+        return replace(self, **arrays)
 
 
 class ImageWriter:

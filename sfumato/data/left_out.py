@@ -21,17 +21,18 @@ LEFT_OUT = "left_out.txt"  # pictures that were left out, with reasons
 LEFT_OUT_FILES = "left_out.json"  # paths of these pictures, so that they can be tried again
 
 
-def reasons_left_out(source: Source) -> str:
-    """Return the content of LEFT_OUT: why each picture was left out, one reason per line."""
-    return in_archives("\n".join(left.reason for left in source.left_out.values()))
+def texts_left_out(source: Source) -> dict[str, str]:
+    """Return the contents of LEFT_OUT, one reason per line, and LEFT_OUT_FILES, as JSON.
 
-
-def places_left_out(source: Source) -> str:
-    """Return the content of LEFT_OUT_FILES: the places of the pictures that were left out, as JSON.
-
-    The source must have been read to its end.
+    Returns {} if no picture was left out. The source must have been read to its end.
     """
-    return json.dumps([place_of(left.file) for left in source.left_out.values()])
+    every = source.left_out.values()
+    if not every:
+        return {}
+    return {
+        LEFT_OUT: in_archives("\n".join(left.reason for left in every)),
+        LEFT_OUT_FILES: json.dumps([place_of(left.file) for left in every]),
+    }
 
 
 def place_of(file: PictureFile) -> list[str | int | None]:

@@ -247,7 +247,8 @@ def repeats_in_archive(
     dated = [{*re.findall(r"\d+", " ".join(DATED.findall(stem)))} for stem in stems]
     for column in columns:
         column.neutral |= column.same_for_most or is_of_class(column, labels)
-        column.neutral |= column.kind == "number" and is_date(column, dated)
+        in_dates = sum(value in own for value, own in zip(column.values, dated, strict=True))
+        column.neutral |= column.kind == "number" and in_dates > 0.9 * column.counts.total()
     days = [re.match(f"(?:{DATE})?", stem)[0] for stem in stems]  # type: ignore[index]
     series = [series_of(stem, named) for stem in bare]
     before, after = at_first_unique(columns, list(zip(folders, days, series, strict=True)))
@@ -265,7 +266,11 @@ def repeats_in_archive(
         c
         for place, c in enumerate(candidates)
         if c.proposable
-        and not (c.restarts and any_with_few_values(candidates[:place]))
+        # A number may restart for each value of an earlier column that has few values
+        and not (
+            c.restarts
+            and any(len(b.counts) < 2 * FEWEST and not b.proposable for b in candidates[:place])
+        )
         # A number without a word, to the right of a counter, may be an age or a coordinate. Such
         # numbers repeat too, but are not ids
         and not (c.bare and c in after[1:])
@@ -330,18 +335,14 @@ def rivalled(best: Column, others: Sequence[Column]) -> bool:
     short = best.kind == "mixed" and max(map(len, best.counts)) < 4  # such as codes of hospitals
     site = short or len(best.counts) < 2 * FEWEST
     site = site and any(len(c.counts) > len(best.counts) for c in ids)
+    crossed = any(len({*zip(c.values, best.values, strict=True)}) > len({*c.values}) for c in ids)
     return (
         frame
         or year
         or site
         or (best.bare and ((best.restarts and grid) or tagged))
-        or any(not best.sparse and crossed(column, best) for column in ids)
+        or (crossed and not best.sparse)
     )
-
-
-def crossed(column: Column, other: Column) -> bool:
-    """Return whether any value of `column` occurs together with several values of `other`."""
-    return len({*zip(column.values, other.values, strict=True)}) > len({*column.values})
 
 
 def tells_apart(column: Column, stems: Sequence[str], labels: Sequence[Hashable]) -> bool:
@@ -399,14 +400,6 @@ def beginning(stems: Sequence[str]) -> str:
     if not ways:
         return ""
     return rf"(?:(?:{'|'.join(ways)})[-_ ]+)?"
-
-
-def any_with_few_values(columns: Sequence[Column]) -> bool:
-    """Return whether any of the columns has too few values for a proposal.
-
-    A number after such a column may restart for each value.
-    """
-    return any(len(column.counts) < 2 * FEWEST and not column.proposable for column in columns)
 
 
 def repeated_folders(folders: Sequence[str], labels: Sequence[Hashable]) -> bool:
@@ -621,16 +614,6 @@ def is_of_class(column: Column, labels: Sequence[Hashable]) -> bool:
         if value is not None
     }
     return len(pairs) == len(column.counts) == len({label for _, label in pairs})
-
-
-def is_date(column: Column, dated: Sequence[set[str]]) -> bool:
-    """Return whether the numbers of a column belong to dates or times.
-
-    dated: for each name, the numbers in its dates and times.
-    """
-    return sum(value in numbers for value, numbers in zip(column.values, dated, strict=True)) > (
-        0.9 * column.counts.total()
-    )
 
 
 def series_of(stem: str, named: Sequence[str]) -> str:

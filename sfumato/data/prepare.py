@@ -35,13 +35,7 @@ from sfumato.data.decoding import with_progress
 from sfumato.data.duplicates import ORIGIN, refuse_another_id, refuse_regrouping
 from sfumato.data.groups import GroupIndex, refuse_crowd
 from sfumato.data.images import COMPARED_FILE, ImageSet, ImageWriter, load_images
-from sfumato.data.left_out import (
-    LEFT_OUT,
-    LEFT_OUT_FILES,
-    places_left_out,
-    reasons_left_out,
-    still_broken,
-)
+from sfumato.data.left_out import LEFT_OUT, still_broken, texts_left_out
 from sfumato.data.lineage import digests, lineage, recognised, refuse_overlap
 from sfumato.data.rendered import DRAWN
 from sfumato.data.shards import FRESH, place_shards, read_shards, shards_folder, shards_in
@@ -138,24 +132,14 @@ def prepare_sensitive(
             text = card_text(public.content())
             write_local(fresh / CARD, text)
             private = {ORIGIN: json.dumps(origin), LISTING: listing, UNNAMED: unnamed}
-            if source.left_out:
-                private |= {
-                    LEFT_OUT: reasons_left_out(source),
-                    LEFT_OUT_FILES: places_left_out(source),
-                }
-            write_private_texts(fresh, private)
+            for name, content in (private | texts_left_out(source)).items():
+                if content:
+                    write_local(fresh / name, content.encode())
         shutil.rmtree(shards_folder(home), ignore_errors=True)
         kept_fingerprint(state, public)
         replace_file(card, text)
     say_converted(source, home / LEFT_OUT)
     return public.content()
-
-
-def write_private_texts(folder: Path, texts: dict[str, str | None]) -> None:
-    """Write private text files, but none for an empty text. texts: text of each file, by name."""
-    for name, text in texts.items():
-        if text:
-            write_local(folder / name, text.encode())
 
 
 def open_whole(
@@ -340,13 +324,7 @@ def prepare_public(
         if public.source not in DRAWN:
             refuse_overlap(images, private())
             inputs += recognised(state, (value.hex() for value in digests(images.images)))
-        card = PublicCard(
-            enabled=True,
-            source=public.source,
-            shape=shape,
-            classes=source.classes,
-            images=len(images),
-        )
+        card = public_card(public, shape, source, len(images))
         (directory / CARD).write_bytes(card_text(asdict(card)))
     return asdict(card)
 
@@ -366,14 +344,17 @@ def expected_public(
     if public.path is None and public.source not in DRAWN:
         here = public.model_copy(update={"path": str(raw)})
     source = read_public(here, shape, raw, seed)
-    card = PublicCard(
-        enabled=True,
-        source=public.source,
-        shape=shape,
-        classes=source.classes,
-        images=source.size - source.held_out,
-    )
+    card = public_card(public, shape, source, source.size - source.held_out)
     return card, releases_behind(public, state)
+
+
+def public_card(
+    public: Public, shape: tuple[int, int, int], source: Source, images: int
+) -> PublicCard:
+    """Describe a public set of `images` images, which have the classes of `source`."""
+    return PublicCard(
+        enabled=True, source=public.source, shape=shape, classes=source.classes, images=images
+    )
 
 
 def releases_behind(public: Public, state: Path | None) -> list[Artifact]:
@@ -410,11 +391,7 @@ def refuse_sensitive_as_public(data: Data, public: Public) -> None:
 
     The guarantee does not cover public images.
     """
-    paths = {
-        Path(path).expanduser().resolve() for path in (data.path, public.path) if path is not None
-    }
-    same_files = len(paths) == 1 and None not in (data.path, public.path)
-    if same_files:
+    if data.path and public.path and resolved(data.path) == resolved(public.path):
         raise ConfigError(
             f"public.path={public.path} is the path of the sensitive images themselves: choose "
             "other images."
@@ -537,7 +514,7 @@ def group_hash(name: str | None, image: np.ndarray, key: bytes) -> bytes:
     If the image has no id, return the HMAC of the image, so that it forms a group with its copies.
     """
     if name is None:
-        return hmac.digest(key, f"alone {image.shape} ".encode() + image.tobytes(), "sha256")
+        return keyed("alone", image, key)
     # An id from a file or folder name that is not valid UTF-8 contains surrogates
     return hmac.digest(key, f"group {name}".encode(errors="surrogatepass"), "sha256")
 
@@ -548,8 +525,12 @@ def is_held_out(image: np.ndarray, key: bytes, fraction: float) -> bool:
     image: (H, W, C) uint8, as it will be stored. Guarantee: the result depends neither on other
     images nor on the label of this image.
     """
-    digest = hmac.digest(key, f"holdout {image.shape} ".encode() + image.tobytes(), "sha256")
-    return is_below(digest, fraction)
+    return is_below(keyed("holdout", image, key), fraction)
+
+
+def keyed(purpose: str, image: np.ndarray, key: bytes) -> bytes:
+    """Return the HMAC of an image for one purpose."""
+    return hmac.digest(key, f"{purpose} {image.shape} ".encode() + image.tobytes(), "sha256")
 
 
 def is_below(digest: bytes, fraction: float) -> bool:

@@ -204,7 +204,7 @@ def read_shards(data: Data, tasks: Sequence[Task], workers: int | None) -> Sourc
             raise error
     if errors:
         raise DataError("\n".join(dict.fromkeys(map(str, errors))))
-    return one_source(data, *zip(*tasks, strict=True))
+    return one_source(data, tasks)
 
 
 def in_processes(data: Data, tasks: list[Task], workers: int | None) -> list[Exception | None]:
@@ -336,21 +336,16 @@ def write_shard(source: Source, folder: Path, several: bool, sha256: str) -> Non
     write_local(folder / CONVERTED, json.dumps(asdict(about)).encode())
 
 
-def one_source(data: Data, shards: Sequence[Shard], folders: Sequence[Path]) -> Source:
+def one_source(data: Data, tasks: Sequence[Task]) -> Source:
     """Return converted shards as one source.
 
     Raises DataError if two shards are equal, if their images differ in size or channels, if a
     person is in training and hold-out, or if too many pictures are left out.
     """
+    shards, folders = zip(*tasks, strict=True)
     every = [validated(Converted, read_json(folder / CONVERTED)) for folder in folders]
-    refuse_twins(
-        {
-            shard.path: one.sha256
-            for shard, one in zip(shards, every, strict=True)
-            if one.size and one.sha256
-        }
-    )
-    refuse_other_shapes({shard.path: folder for shard, folder in zip(shards, folders, strict=True)})
+    refuse_twins(zip(shards, every, strict=True))
+    refuse_other_shapes(tasks)
     left_out = left_out_of(every)
     before = sum(one.size for one in every)
     if left_out and len(left_out) > data.skip * (
@@ -361,7 +356,7 @@ def one_source(data: Data, shards: Sequence[Shard], folders: Sequence[Path]) -> 
             "them, or raise data.skip:\n"
             + "\n".join(left.reason for left in [*left_out.values()][:200])
         )
-    tested = [folder for shard, folder in zip(shards, folders, strict=True) if shard.held_out]
+    tested = [folder for shard, folder in tasks if shard.held_out]
     held_out = sum(one.size for shard, one in zip(shards, every, strict=True) if shard.held_out)
     ids = None
     if data.groups is not None:
@@ -420,29 +415,25 @@ def texts_of(folders: Iterable[Path], name: str) -> list[str]:
     return [sys.intern(str(text)) for folder in folders for text in load_array(folder / name)]
 
 
-def refuse_twins(digests: dict[str, str]) -> None:
-    """Raise DataError if two shards are equal, because each person's images would count twice.
-
-    digests: digest of each shard's file, by its path.
-    """
+def refuse_twins(every: Iterable[tuple[Shard, Converted]]) -> None:
+    """Raise DataError if two shards are equal, because each person's images would count twice."""
     seen: dict[str, str] = {}
-    for path, digest in digests.items():
-        if (other := seen.setdefault(digest, path)) != path:
+    for shard, one in every:
+        path = shard.path
+        if one.size and one.sha256 and (other := seen.setdefault(one.sha256, path)) != path:
             raise DataError(
                 f"{path} has the same content as {other}, so its images would count twice: "
                 "remove one"
             )
 
 
-def refuse_other_shapes(folders: dict[str, Path]) -> None:
-    """Raise DataError if images of two shards differ in size or channels.
-
-    folders: converted shards by path.
-    """
-    filled = {
-        path: folder / IMAGES for path, folder in folders.items() if (folder / IMAGES).exists()
+def refuse_other_shapes(tasks: Iterable[Task]) -> None:
+    """Raise DataError if images of two converted shards differ in size or channels."""
+    shapes = {
+        shard.path: load_array(folder / IMAGES).shape[1:]
+        for shard, folder in tasks
+        if (folder / IMAGES).exists()
     }
-    shapes = {path: load_array(images).shape[1:] for path, images in filled.items()}
     first = next(iter(shapes), "")
     for path, shape in shapes.items():
         if shape != shapes[first]:

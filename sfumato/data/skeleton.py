@@ -27,7 +27,7 @@ from sfumato.data.companions import COMPANION
 from sfumato.data.dates import ANY_DATE, in_case_of, move_date, orders_in
 from sfumato.data.decoding import format_at, pixel_form, read_whole, with_progress
 from sfumato.data.groups import ID_WORDS
-from sfumato.data.layout import LABELLED
+from sfumato.data.labels_and_ids import LABELLED
 from sfumato.data.names import COPY_WORDS, FILE_WORDS, PERSON, SERIES_WORDS, SIDE_WORDS, TIME, WORD
 from sfumato.data.sources.splits import PARTS
 from sfumato.data.sources.tabled import files_below

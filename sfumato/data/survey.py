@@ -7,7 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -16,17 +16,9 @@ import numpy as np
 
 from sfumato.data.companions import Companions, companions_in
 from sfumato.data.decoding import Member, PictureFile, with_progress
-from sfumato.data.deep import Span
 from sfumato.data.images import per_class
-from sfumato.data.layout import (
-    ALL,
-    FOLDERS,
-    check_found,
-    check_persons_beside,
-    layout_of,
-    repeated_ids,
-    volume_in,
-)
+from sfumato.data.labels_and_ids import FOLDERS, check_found, repeated_ids
+from sfumato.data.layout import check_persons_beside, layout_of, volume_in
 from sfumato.data.names import Repeats, repeated_folders, repeats_in
 from sfumato.data.photographs import taken_in_a_row
 from sfumato.data.prepare import statuses
@@ -37,8 +29,8 @@ from sfumato.data.sources.source import Request
 from sfumato.data.sources.splits import TEST
 from sfumato.data.volumes import Slice, is_volume
 from sfumato.errors import UNREADABLE, ConfigError, DataError, reading_sensitive
-from sfumato.settings.data import SEVERAL, Groups, Volume
-from sfumato.settings.options import Classes
+from sfumato.settings.data import SEVERAL, Groups
+from sfumato.settings.options import ALL, InitOptions
 from sfumato.storage.digest import digest_of
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import replace_private
@@ -46,54 +38,15 @@ from sfumato.storage.files import replace_private
 CACHE = "survey_cache.json"  # file in the state directory with the results of the last survey
 
 
-@dataclass(frozen=True, kw_only=True)
-class Survey:
-    """The size and form of a set of sensitive images.
+class PictureFacts(NamedTuple):
+    """Facts from pictures and their headers.
 
-    Private, except for what its owner decides to publish.
-
-    images: number of images without the hold-out;
-    held_out: number of images in the hold-out, None if there is none;
     side, longer: medians of the shorter and of the longer sides, in pixels;
     proportion: median of height divided by width. If 1 is between the quartiles of this ratio, as
     in a mixture of portrait and landscape formats, the value is 1 instead;
     colour: whether most pictures are in colour;
-    groups: rule for finding persons' ids;
-    persons: number of persons, without the hold-out; None if no rule finds them;
-    counts: number of pictures of each class, without the hold-out;
-    largest: at most three ids with the most images, each with its number of images, without the
-    hold-out;
-    repeats: why several images may show one person, if no ids are known;
-    companions: pictures that accompany others, such as masks;
-    volumes: whether images are slices of NIfTI volumes;
-    localizers: number of DICOM files that were left out because they are localizers;
-    burned_in: number of DICOM files whose header states that text is burned into the pixels;
-    data: keys of the section `data` that describe the layout and the labels.
-    """
-
-    classes: tuple[str, ...]
-    images: int
-    held_out: int | None
-    side: int
-    longer: int
-    proportion: float
-    colour: bool
-    groups: Groups | None
-    persons: int | None
-    counts: tuple[int, ...]
-    largest: tuple[tuple[str, int], ...]
-    repeats: Repeats | None
-    companions: Companions | None
-    volumes: bool
-    localizers: int
-    burned_in: int
-    data: dict[str, object]
-
-
-class PictureFacts(NamedTuple):
-    """Facts from pictures and their headers, as in `Survey`.
-
-    in_a_row: the result of `taken_in_a_row`.
+    in_a_row: the result of `taken_in_a_row`;
+    burned_in: number of DICOM files whose header states that text is burned into the pixels.
     """
 
     side: int
@@ -104,66 +57,95 @@ class PictureFacts(NamedTuple):
     burned_in: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class Survey:
+    """The size and form of a set of sensitive images.
+
+    Private, except for what its owner decides to publish.
+
+    images: number of images without the hold-out;
+    held_out: number of images in the hold-out, None if there is none;
+    facts: facts from the pictures and their headers;
+    groups: rule for finding persons' ids;
+    persons: number of persons, without the hold-out; None if no rule finds them;
+    counts: number of pictures of each class, without the hold-out;
+    largest: at most three ids with the most images, each with its number of images, without the
+    hold-out;
+    repeats: why several images may show one person, if no ids are known;
+    companions: pictures that accompany others, such as masks;
+    volumes: whether images are slices of NIfTI volumes;
+    localizers: number of DICOM files that were left out because they are localizers;
+    data: keys of the section `data` that describe the layout and the labels.
+    """
+
+    classes: tuple[str, ...]
+    images: int
+    held_out: int | None
+    facts: PictureFacts
+    groups: Groups | None
+    persons: int | None
+    counts: tuple[int, ...]
+    largest: tuple[tuple[str, int], ...]
+    repeats: Repeats | None
+    companions: Companions | None
+    volumes: bool
+    localizers: int
+    data: dict[str, object]
+
+
 @naming_archives()
-def survey(
-    path: Path,
-    groups: Groups | None = None,
-    span: Span | None = None,
-    label: str | None = None,
-    classes: Classes | None = None,
-    alone: bool = False,
-    skip: float = 0.0,
-    state: Path | None = None,
-    volume: Volume | None = None,
-) -> Survey:
+def survey(options: InitOptions, state: Path | None = None) -> Survey:
     """Survey every picture of a folder, of tar files or of an archive.
 
     Sizes and channels may differ.
 
-    groups, label: rule for finding persons' ids, and column with the labels; if None, the layout
-    decides;
-    span: values to show as black and as white, for pictures with more than 8 bits;
-    classes: class names, or ALL for all class names that are found;
-    alone: whether each image without an id is the only image of its person;
-    skip: share of the pictures that may be broken;
-    state: state directory that caches the results for the next call;
-    volume: slices of volumes and series to use; if None, `volume_in` decides.
+    options: the owner's options. The layout decides which persons' ids, labels and volumes to use,
+    unless an option states them; state: state directory that caches the results for the next call.
 
     Raises Unclear, before any picture is decoded, if only the owner can decide how to find the
     labels, classes or persons. Raises DataError if a picture has more than 8 bits and there is no
-    `span`. If files cannot be used, raises DataError that lists all of them.
+    `range`. If files cannot be used, raises DataError that lists all of them.
     """
-    check_there(str(path), groups)
+    options = replace(options, alone=options.alone or options.one_image_each)
+    path = options.images
+    check_there(str(path), options.groups)
     reading_sensitive()
-    form, groups = layout_of(path, label, groups, classes, alone)
-    if groups is None and not alone:
+    form, groups = layout_of(options)
+    if groups is None and not options.alone:
         check_persons_beside(path)
-    groups = groups and groups.model_copy(update={"alone": groups.alone or alone})
-    volume = volume or volume_in(path)
+    groups = groups and groups.model_copy(update={"alone": groups.alone or options.alone})
     request = Request(
         section="data",
         path=str(path),
         mixed=True,
         groups=groups,
-        range=span,
-        skip=skip,
-        volume=volume,
+        range=options.range,
+        skip=options.skip,
+        volume=options.volume or volume_in(path),
         **form,
     )
     source = open_source(request, path)
     labels = np.array([*source.labels], int)
     counts = per_class(labels, len(source.classes)).tolist()
     trained = source.size - source.held_out
-    if classes is None:
+    if options.classes is None:
         check_found(form, source.classes, counts)
-    elif classes != ALL and {*classes} != {*source.classes}:
+    elif options.classes != ALL and {*options.classes} != {*source.classes}:
         text = (
             "{option.classes}={names}, but {path} contains a different set of classes: name "
             "exactly the classes that it contains"
         )
-        raise ConfigError(text, option="classes", names=",".join(classes), path=path)
-    check_not_empty(source, path)
-    facts = picture_facts(source, path, (span, skip, volume_setting(request)), state)
+        raise ConfigError(text, option="classes", names=",".join(options.classes), path=path)
+    if not source.size:
+        raise DataError(
+            f"{path} has {len(source.classes)} classes and no pictures: add pictures of each class."
+        )
+    if source.test is not None and not source.held_out:
+        raise DataError(
+            f"{path} has no pictures in its hold-out: add pictures, or remove {TEST}/, so that a "
+            "hold-out is drawn from the other pictures."
+        )
+    facts = picture_facts(source, request, state)
     files = {
         whole_file(file): label for file, label in zip(source.files, source.labels, strict=True)
     }
@@ -172,10 +154,7 @@ def survey(
         classes=source.classes,
         images=trained,
         held_out=None if source.test is None else source.held_out,
-        side=facts.side,
-        longer=facts.longer,
-        proportion=facts.proportion,
-        colour=facts.colour,
+        facts=facts,
         groups=groups,
         persons=None if ids is None else len({*ids} - {None}) + ids.count(None),
         counts=tuple(per_class(labels[:trained], len(source.classes)).tolist()),
@@ -186,7 +165,6 @@ def survey(
         ),
         volumes=any(isinstance(file, Slice) and file.axis is not None for file in source.files),
         localizers=source.converted[LOCALIZERS],
-        burned_in=facts.burned_in,
         data=section_of(request, source.classes, form != FOLDERS),
     )
 
@@ -215,19 +193,6 @@ def volume_setting(request: Request) -> dict[str, object] | None:
     return request.volume.model_dump(exclude_none=True)
 
 
-def check_not_empty(source: Source, path: Path) -> None:
-    """Raise DataError if there are no pictures, or if the folder's own hold-out is empty."""
-    if not source.size:
-        raise DataError(
-            f"{path} has {len(source.classes)} classes and no pictures: add pictures of each class."
-        )
-    if source.test is not None and not source.held_out:
-        raise DataError(
-            f"{path} has no pictures in its hold-out: add pictures, or remove {TEST}/, so that a "
-            "hold-out is drawn from the other pictures."
-        )
-
-
 def whole_file(file: PictureFile) -> Path | Member:
     """Return the volume or DICOM file that contains a slice, and any other picture unchanged."""
     if isinstance(file, Slice):
@@ -235,23 +200,25 @@ def whole_file(file: PictureFile) -> Path | Member:
     return file
 
 
-def picture_facts(source: Source, path: Path, options: tuple, state: Path | None) -> PictureFacts:
+def picture_facts(source: Source, request: Request, state: Path | None) -> PictureFacts:
     """Return the facts from the pictures and their headers.
 
     If no file and no option has changed since the last survey, its results are read from the cache
-    in `state`. options: options that affect decoding. Raises the errors of decoding.
+    in `state`. Raises the errors of decoding.
     """
     about = [
-        str(path),
-        options,
+        str(request.path),
+        (request.range, request.skip, volume_setting(request)),
         source.size,
-        [(name, s.st_size, s.st_ino, s.st_ctime_ns) for name, s in statuses(path)],
+        [
+            (name, s.st_size, s.st_ino, s.st_ctime_ns)
+            for name, s in statuses(request.required_path())
+        ],
     ]
     key = digest_of(about)
     if state is not None:
         with suppress(*UNREADABLE):
-            known = read_json(state / CACHE)[key]
-            return PictureFacts(**{name: known[name] for name in PictureFacts._fields})
+            return PictureFacts(**read_json(state / CACHE)[key])
     sides = []
     coloured = 0
     for image, _ in with_progress(chain(source.train, source.test or ()), source.size, "surveying"):
@@ -295,9 +262,7 @@ def repeats_of(
         return None
     labels = [np.asarray(one).tobytes() for one in files.values()]
     folders = [str(file.parent) for file in files]
-    found = None
-    if files:
-        found = repeats_in([file.name for file in files], folders, labels, source.classes)
+    found = repeats_in([file.name for file in files], folders, labels, source.classes)
     column = repeated_ids(path, label)
     if column and (found is None or found.groups is None):
         name, likely = column

@@ -4,7 +4,6 @@ The results are local.
 """
 
 import itertools
-from dataclasses import replace
 
 import numpy as np
 import torch.nn.functional as F
@@ -30,7 +29,7 @@ def without_copies(holdout: ImageSet, train: ImageSet) -> tuple[ImageSet, list[s
     copied = distributed.broadcast_object(copies(holdout, train))
     if not copied.any():
         return holdout, []
-    return rows_of(holdout, ~copied), [
+    return holdout.take(~copied), [
         "the hold-out contains copies of training images, perhaps resized (copies: "
         f"{copied.sum()} of {len(holdout)} hold-out images). These copies are left out of all "
         "results. In the tests for copies, all images that resemble another image are left out. "
@@ -78,15 +77,7 @@ def without_repeats(train: ImageSet, holdout: ImageSet) -> tuple[ImageSet, Image
     parts = np.split(~alike, [len(train)])
     if not all(part.any() for part in parts):
         return train, holdout
-    return rows_of(train, parts[0]), rows_of(holdout, parts[1])
-
-
-def rows_of(images: ImageSet, kept: np.ndarray) -> ImageSet:
-    """Select the images for which `kept`, (n,) bool, is True, with their groups."""
-    arrays = {
-        name: part[kept] for name, part in vars(images).items() if isinstance(part, np.ndarray)
-    }
-    return replace(images, **arrays)
+    return train.take(parts[0]), holdout.take(parts[1])
 
 
 def small(images: np.ndarray) -> np.ndarray:

@@ -265,5 +265,5 @@ def subsample_indices(count: int, most: int) -> np.ndarray:
 
 
 def subsample(image_set: ImageSet, most: int = COMPARED) -> ImageSet:
-    """Return all images of a set, or `most` drawn with a fixed seed, without the groups."""
+    """Return all images of a set, or `most` drawn with a fixed seed."""
     return image_set.take(subsample_indices(len(image_set), most))

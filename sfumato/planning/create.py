@@ -119,12 +119,11 @@ class Proposed:
         files = project_files(content, notes, self.chosen.seconds / 60, workflow_place(self.out))
         write_project(self.out, files, say, force=force)
         seen = self.survey
-        shown: dict[str, object] = {"images": seen.images, "persons": seen.persons}
-        shown |= {
+        shown = {
+            "images": seen.images,
+            "persons": seen.persons,
             "classes": dict(zip(seen.classes, seen.counts, strict=True)),
             "budget": self.plan.budget,
-        }
-        shown |= {
             "protects": protected(self),
             "sizes": list(size_rows(self)),
             "seconds": self.seconds,
@@ -182,13 +181,19 @@ def propose_project(options: InitOptions, owner: Owner, state: Path) -> Proposed
     # This import is slow, so it comes after the checks that report unusable pictures
     from sfumato.planning.proposal import Known, are_sided, sizes_of
 
-    sides = (options.size,) if options.size else sizes_of(seen.side, seen.longer, seen.proportion)
+    public_images = 0
+    if options.public is not None:
+        public_images = len(list_folder(options.public, owner.spelling("public")).train)
+    facts = seen.facts
+    sides = (
+        (options.size,) if options.size else sizes_of(facts.side, facts.longer, facts.proportion)
+    )
     known = Known(
         dataset_id=name,
         path=str(options.images),
         side=max(sides, key=both_sides),
-        longer=seen.longer,
-        channels=3 if seen.colour else 1,
+        longer=facts.longer,
+        channels=3 if facts.colour else 1,
         size_hint=size_hint,
         epsilon=epsilon,
         minutes=minutes,
@@ -197,7 +202,7 @@ def propose_project(options: InitOptions, owner: Owner, state: Path) -> Proposed
         fit=options.fit,
         groups=seen.groups,
         public=str(options.public) if options.public else None,
-        public_images=count_public(options.public, owner),
+        public_images=public_images,
         evaluate=options.evaluate,
         sided=are_sided(seen.classes),
     )
@@ -238,12 +243,6 @@ def propose_for(
         counted=known.size_hint == rounded_count(seen),
         spelling=owner.spelling,
     )
-
-
-def count_public(folder: Path | None, owner: Owner) -> int:
-    if folder is None:
-        return 0
-    return len(list_folder(folder, owner.spelling("public")).train)
 
 
 def check_places(options: InitOptions) -> None:
@@ -310,7 +309,8 @@ def check_size(size: Size | None, seen: Survey) -> None:
     if size is None:
         return
     rows, columns = both_sides(size)
-    if min(rows, columns) > max(seen.side, 8) or max(rows, columns) > max(seen.longer, 8):
+    facts = seen.facts
+    if min(rows, columns) > max(facts.side, 8) or max(rows, columns) > max(facts.longer, 8):
         raise ConfigError(
             "{option.size}={size} is larger than most images, and images are not enlarged: choose "
             "a smaller size",
@@ -326,17 +326,7 @@ def look(options: InitOptions, owner: Owner, state: Path) -> tuple[InitOptions, 
     """
     while True:
         try:
-            seen = survey(
-                options.images,
-                groups=options.groups,
-                span=options.range,
-                label=options.label_column,
-                classes=options.classes,
-                alone=options.alone or options.one_image_each,
-                skip=options.skip,
-                state=state,
-                volume=options.volume,
-            )
+            seen = survey(options, state)
         except SfumatoError as unclear:
             if owner.ask is None or not unclear.undecided:
                 raise
@@ -348,10 +338,16 @@ def look(options: InitOptions, owner: Owner, state: Path) -> tuple[InitOptions, 
 
 
 def ask_about(unclear: SfumatoError, options: InitOptions, owner: Owner) -> InitOptions:
-    """Ask the owner to resolve an ambiguity, until the answer is valid.
+    """Show an ambiguity to the owner, and ask how to resolve it.
 
     Returns the options with the answer.
     """
+    owner.see(unclear.spelled(owner.spelling))
+    return ask_option(str(unclear.option), unclear.proposed, options, owner)
+
+
+def ask_option(option: str, default: object, options: InitOptions, owner: Owner) -> InitOptions:
+    """Ask the owner for an option, until the answer is valid. Returns the options with it."""
     questions = {
         "groups": (
             "How do I find each image's person? (a pattern such as ^(P\\d+)_, a CSV file, the name "
@@ -363,9 +359,7 @@ def ask_about(unclear: SfumatoError, options: InitOptions, owner: Owner) -> Init
         "range": "Which pixel values are black and white? (such as 0,4095)",
         "volume": "Which volumes should be used? (such as suffix=T1w)",
     }
-    option = str(unclear.option)
-    owner.see(unclear.spelled(owner.spelling))
-    answer = owner.answer(questions[option], unclear.proposed)
+    answer = owner.answer(questions[option], default)
     if option == "groups" and answer == "alone":
         return replace(options, alone=True)
     try:
@@ -479,12 +473,7 @@ def ask_for_groups(seen: Survey, options: InitOptions, owner: Owner) -> InitOpti
         what = "volume"
     if not owner.answer(f"Can the same person appear in more than one {what}?", likely, None):
         return None
-    way = "a pattern that captures the id in file names, such as ^(P\\d+)_, or a CSV file"
-    groups = owner.answer(f"How can each image's person be found? ({way})", pattern)
-    try:
-        return replace(options, groups=groups)
-    except ConfigError as mistake:
-        return ask_about(mistake, options, owner)
+    return ask_option("groups", pattern, options, owner)
 
 
 def ask_for_size(seen: Survey, owner: Owner) -> int:
@@ -525,10 +514,10 @@ def understood(seen: Survey) -> Iterator[str]:
         yield f"         ├─ {seen.persons} persons, by {seen.groups.words}"
     if seen.localizers:
         yield f"         ├─ DICOM localizers (overview images) left out: {seen.localizers}"
-    if seen.burned_in:
+    if seen.facts.burned_in:
         yield (
             "         ├─ warning: DICOM files with text, such as a name, burned into the pixels "
-            f"(according to their headers): {seen.burned_in}"
+            f"(according to their headers): {seen.facts.burned_in}"
         )
     for person, count in seen.largest:
         yield f"         ├─ person {person} is among the persons with the most images ({count})"
@@ -547,7 +536,7 @@ def summary(made: Proposed) -> Iterator[str]:
     """Describe the images, the proposal and its reasons, and which facts become public."""
     classes = made.survey.classes
     params = made.chosen.params
-    colours = "colour" if made.survey.colour else "grey"
+    colours = "colour" if made.survey.facts.colour else "grey"
     named = "labels, any number per image" if params.data.labels == SEVERAL else "classes"
     yield f"images   {colours}, {len(classes)} {named}"
     drawn = f"{params.data.holdout_fraction:.0%} of them, chosen by a secret key"

@@ -16,14 +16,14 @@ from pydicom.dataset import Dataset, FileDataset, FileMetaDataset
 from pydicom.encaps import encapsulate
 from pydicom.pixels import get_decoder
 from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage
+from surveys import survey
 
 from sfumato.data.decoding import decode
-from sfumato.data.layout import ALL
 from sfumato.data.sources import read_source
-from sfumato.data.survey import survey
 from sfumato.data.volumes import Slice
 from sfumato.errors import ConfigError, DataError
 from sfumato.settings.data import Data, Groups
+from sfumato.settings.options import ALL
 
 RAMP = np.arange(4096, dtype=np.uint16).reshape(64, 64)  # all levels of 12 bits
 
@@ -257,7 +257,7 @@ def test_patients_of_dicom_are_groups_and_none_may_be_missing(tmp_path):
     )
     images = [image for image, _ in source.train]
     assert {image.shape for image in images} == {(16, 16, 1)}
-    found = survey(tmp_path, span=(0, 4095), classes=ALL)
+    found = survey(tmp_path, range=(0, 4095), classes=ALL)
     assert found.groups == Groups(dicom=True) and found.persons == 5
     with pytest.raises(DataError, match="set the values of black and white"):
         survey(tmp_path, classes=ALL)
@@ -276,7 +276,7 @@ def test_one_stray_file_among_dicom_is_named_and_may_be_left_out(tmp_path):
             f"patient {i // 2}",
         )
     dicom(tmp_path / "in/DICOMDIR", RAMP)  # the index that devices write beside the pictures
-    ways = {"span": (0, 4095), "classes": ALL}
+    ways = {"range": (0, 4095), "classes": ALL}
     assert survey(tmp_path / "in", **ways).groups == Groups(dicom=True)
     (tmp_path / "in/ill/list.csv").write_text("no picture")
     with pytest.raises(DataError, match=r"list\.csv cannot be read as DICOM"):

@@ -16,18 +16,19 @@ import numpy as np
 import pytest
 from failing_reads import ERRNOS, failing_opens, failing_reads
 from opened_files import opened_files
+from surveys import layout_of
 from test_deep_pictures import RAMP, dicom
 from test_skip import BROKEN, data, folder
 
 from sfumato.data.decoding import decode, decoded
 from sfumato.data.deep import readable
-from sfumato.data.layout import ALL, layout_of
 from sfumato.data.prepare import prepare_public, prepare_sensitive, statuses
 from sfumato.data.sources import read_source
 from sfumato.data.sources.source import Request
 from sfumato.data.store import load_prepared, read_card
 from sfumato.errors import DataError, explained
 from sfumato.settings.data import Data, Groups, Public
+from sfumato.settings.options import ALL
 from sfumato.storage.documents import read_json
 
 

@@ -10,15 +10,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from surveys import survey
 from test_failing_disk import idx, prepare, tar, with_table
 from test_skip import data, folder
 
 from sfumato.data.decoding import decode
-from sfumato.data.layout import ALL
 from sfumato.data.prepare import prepare_public
-from sfumato.data.survey import survey
 from sfumato.errors import DataError, SfumatoError
 from sfumato.settings.data import Data, Groups, Public
+from sfumato.settings.options import ALL
 
 SECONDS = 5  # longer than any call here takes
 

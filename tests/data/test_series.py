@@ -11,15 +11,16 @@ from pydicom.sequence import Sequence
 from pydicom.uid import RLELossless
 from scans import phantom, write_dicom, write_pictures, write_series
 from sources.writers import read_all
+from surveys import survey
 from test_volumes import take
 
-from sfumato.data.layout import ALL, Unclear
+from sfumato.data.labels_and_ids import Unclear
 from sfumato.data.series import in_slices
 from sfumato.data.sources import read_source
-from sfumato.data.survey import survey
 from sfumato.errors import DataError
 from sfumato.planning.create import understood
 from sfumato.settings.data import Data, Groups, Volume
+from sfumato.settings.options import ALL
 
 SPAN = (0, 4080)
 
@@ -155,7 +156,7 @@ def test_slices_that_no_series_has_and_an_axis_are_refused(tmp_path):
 
 
 def test_a_survey_finds_series_and_their_patients(tmp_path):
-    seen = survey(write_clinic(tmp_path / "in"), span=SPAN, classes=ALL)
+    seen = survey(write_clinic(tmp_path / "in"), range=SPAN, classes=ALL)
     assert seen.data["volume"] == {"from": 0, "step": 1} and seen.groups == Groups(dicom=True)
     assert (seen.images, seen.persons, seen.localizers, seen.classes) == (42, 6, 7, ("one", "zero"))
 
@@ -179,11 +180,11 @@ def test_single_images_are_no_series_but_state_their_patients(tmp_path):
     for folder in (root / "a", root / "b"):
         for number in range(2):
             (folder / f"0{number}_INFO.txt").write_text("no picture")
-    seen = survey(root, span=SPAN, classes=ALL, skip=0.2)
+    seen = survey(root, range=SPAN, classes=ALL, skip=0.2)
     assert "volume" not in seen.data and seen.persons == 10
     rows = [f"{file.relative_to(root)},{file.parent.name}" for file in root.rglob("*.dcm")]
     (root / "metadata.csv").write_text("\n".join(["file_name,label", *rows]))
-    listed = survey(root, span=SPAN, label="label", classes=ALL)
+    listed = survey(root, range=SPAN, label_column="label", classes=ALL)
     assert listed.persons == 10 and listed.groups == Groups(dicom=True)
 
 
@@ -192,16 +193,16 @@ def test_patients_are_found_beside_pictures_in_other_formats(folder, tmp_path):
     root = write_single(tmp_path / "in")
     write_png(root / folder)
     with pytest.raises(Unclear, match="DICOM files, so the others have no PatientID: state"):
-        survey(root, span=SPAN, classes=ALL)
-    assert survey(root, span=SPAN, classes=ALL, alone=True).persons == 10 + 30
+        survey(root, range=SPAN, classes=ALL)
+    assert survey(root, range=SPAN, classes=ALL, alone=True).persons == 10 + 30
     with pytest.raises(DataError, match="has no id: add one"):
-        survey(root, span=SPAN, classes=ALL, groups=Groups(dicom=True))
+        survey(root, range=SPAN, classes=ALL, groups=Groups(dicom=True))
 
 
 def test_a_series_is_found_after_any_number_of_pictures(tmp_path):
     write_png(tmp_path / "in/a", 60)
     write_series(tmp_path / "in/b", phantom(0), "P0", "1.0")
-    assert survey(tmp_path / "in", span=SPAN, classes=ALL, alone=True).data["volume"]
+    assert survey(tmp_path / "in", range=SPAN, classes=ALL, alone=True).data["volume"]
 
 
 def test_folders_of_one_patient_each_do_not_become_classes(tmp_path):
@@ -213,7 +214,7 @@ def test_folders_of_one_patient_each_do_not_become_classes(tmp_path):
             f"1.{person}",
         )
     with pytest.raises(Unclear, match="DICOM files of only one patient, so each folder may"):
-        survey(tmp_path / "in", span=SPAN)
+        survey(tmp_path / "in", range=SPAN)
 
 
 def test_a_table_may_name_folders_of_series(tmp_path):
@@ -223,7 +224,7 @@ def test_a_table_may_name_folders_of_series(tmp_path):
         write_series(root / f"p{person}/ct", phantom(person), f"P{person}", f"1.{person}")
         rows.append(f"p{person}{'/ct' * (person % 2)},{('zero', 'one')[person % 2]}")
     (root / "metadata.csv").write_text("\n".join(rows))
-    seen = survey(root, span=SPAN, label="label")
+    seen = survey(root, range=SPAN, label_column="label")
     assert (seen.classes, seen.persons, seen.images) == (("one", "zero"), 12, 72)
     assert seen.groups == Groups(dicom=True)
     source = read_source(settings(root, label_column="label", classes=("one", "zero")), tmp_path)
@@ -232,7 +233,7 @@ def test_a_table_may_name_folders_of_series(tmp_path):
         "\n".join([*rows, f"p3/ct/{next(root.glob('p3/ct/*')).name},one"])
     )
     with pytest.raises(DataError, match="names a file a second time"):
-        survey(root, span=SPAN, label="label")
+        survey(root, range=SPAN, label_column="label")
 
 
 def test_the_owner_is_warned_of_burned_in_text(tmp_path):
@@ -241,7 +242,7 @@ def test_the_owner_is_warned_of_burned_in_text(tmp_path):
         data = dcmread(file)
         data.BurnedInAnnotation = "YES"
         data.save_as(file)
-    seen = survey(root, span=SPAN, classes=ALL)
-    assert seen.burned_in == 3
+    seen = survey(root, range=SPAN, classes=ALL)
+    assert seen.facts.burned_in == 3
     warning = "burned into the pixels (according to their headers): 3"
     assert any(warning in line for line in understood(seen))

@@ -14,16 +14,16 @@ import pytest
 import tifffile
 from PIL import Image
 from program import Terminal
+from surveys import survey
 
 from sfumato.data import shards
-from sfumato.data.layout import ALL
 from sfumato.data.left_out import still_broken
 from sfumato.data.prepare import prepare_sensitive
 from sfumato.data.sources import read_source
 from sfumato.data.store import load_prepared, read_card
-from sfumato.data.survey import survey
 from sfumato.errors import DataError
 from sfumato.settings.data import Data, Groups
+from sfumato.settings.options import ALL
 
 BROKEN = ("cat/00_P0.png", "cat/05_P1.png", "dog/19_P3.png")  # the first, one in between, the last
 

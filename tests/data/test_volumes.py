@@ -12,17 +12,18 @@ import pytest
 from pydantic import ValidationError
 from scans import PEOPLE, phantom, write_bids, write_nifti, write_pictures
 from sources.writers import read_all
+from surveys import survey
 
 from sfumato.data.cards import read_card
 from sfumato.data.decoding import decode
-from sfumato.data.layout import ALL, Unclear
+from sfumato.data.labels_and_ids import Unclear
 from sfumato.data.prepare import prepare_sensitive
 from sfumato.data.sources import read_source
 from sfumato.data.sources.bids import anatomy_of
-from sfumato.data.survey import survey
 from sfumato.data.volumes import slices_of
 from sfumato.errors import ConfigError, DataError
 from sfumato.settings.data import Data, Groups, Volume
+from sfumato.settings.options import ALL
 
 AXIAL = Volume(axis="axial")
 PICTURES = phantom(0)
@@ -144,7 +145,7 @@ def test_volumes_are_not_read_unless_the_settings_say_so(tmp_path):
 def test_a_survey_proposes_axial_slices(tmp_path):
     seen = survey(write_classes(tmp_path / "in"), classes=ALL)
     assert seen.data["volume"] == {"axis": "axial", "from": 0, "step": 1} and seen.volumes
-    assert (seen.images, seen.side, seen.groups) == (24, 12, None)
+    assert (seen.images, seen.facts.side, seen.groups) == (24, 12, None)
 
 
 def test_volumes_of_one_person_are_asked_about(tmp_path):
@@ -346,7 +347,7 @@ def test_another_column_is_asked_about(tmp_path):
         Unclear, match="age, sex, handed: set label_column to the column that contains the labels"
     ):
         survey(root)
-    assert survey(root, label="handed").classes == ("one", "zero")
+    assert survey(root, label_column="handed").classes == ("one", "zero")
     table = root / "participants.tsv"
     table.write_text(
         "\n".join("\t".join(line.split("\t")[:3]) for line in table.read_text().splitlines())
@@ -359,9 +360,12 @@ def test_volumes_of_two_kinds_are_asked_about(tmp_path):
     write_nifti(root / "sub-01/anat/sub-01_desc-x_mask.nii.gz", PICTURES)
     write_nifti(root / "sub-01/func/sub-01_bold.nii.gz", PICTURES)
     with pytest.raises(ConfigError, match=r"\(T1w, T2w\).*data\.volume\.suffix") as error:
-        survey(root, label="group")
+        survey(root, label_column="group")
     assert error.value.undecided and error.value.option == "volume"
-    assert survey(root, label="group", volume=Volume(axis="axial", suffix="T2w")).images == 6 * 8
+    assert (
+        survey(root, label_column="group", volume=Volume(axis="axial", suffix="T2w")).images
+        == 6 * 8
+    )
 
 
 WRONG = {

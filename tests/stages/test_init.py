@@ -17,11 +17,11 @@ import pytest
 import yaml
 from PIL import Image
 from small_repository import forked_seconds, programs
+from surveys import survey
 
 import sfumato
 from sfumato.data import decoding
-from sfumato.data.survey import survey
-from sfumato.planning import estimate
+from sfumato.planning import create, estimate
 from sfumato.planning import project as project_module
 from sfumato.planning.create import Owner, choose_name, understood
 from sfumato.planning.folder import prepare_images
@@ -360,12 +360,13 @@ def test_the_time_of_reading_images_is_not_in_the_parameters(init, tmp_path, mon
     write_shapes(tmp_path / "in")
     clock = [0.0]
     wait = [0.0]
+    real = create.survey
 
-    def slow(*arguments, **options):
+    def slow(options, state):
         clock[0] += wait[0]
-        return survey(*arguments, **options)
+        return real(options, state)
 
-    monkeypatch.setattr("sfumato.planning.create.survey", slow)
+    monkeypatch.setattr(create, "survey", slow)
     monkeypatch.setattr("time.process_time", lambda: clock[0])
     found = []
     for wait[0] in (0.0, 10_000.0):  # more than all minutes, on any machine
@@ -535,7 +536,7 @@ def test_pictures_far_from_square_are_stored_in_proportion(init, tmp_path):
     for path in sorted(root.glob("*/*.png"))[::3]:
         with Image.open(path) as picture:
             picture.rotate(90, expand=True).save(path)
-    assert (survey(root).proportion, survey(root).side, survey(root).longer) == (1.0, 36, 48)
+    assert survey(root).facts[:3] == (36, 48, 1.0)
 
 
 def test_the_survey_is_cached_until_a_file_changes(tmp_path, monkeypatch):
@@ -550,15 +551,15 @@ def test_the_survey_is_cached_until_a_file_changes(tmp_path, monkeypatch):
     state = tmp_path / "state"
     found = survey(root, state=state)
     assert len(decoded) == 30 and (state / "survey_cache.json").stat().st_mode & 0o077 == 0
-    again = survey(root, Groups(pattern=r"^(\d\.p)"), state=state)
+    again = survey(root, groups=Groups(pattern=r"^(\d\.p)"), state=state)
     assert (
         len(decoded) == 30
         and replace(again, groups=None, persons=None, largest=()) == found
         and again.persons == 10
     )
     Image.new("RGB", (40, 40)).save(root / "disc" / "1.png")
-    assert survey(root, state=state).side == 12 and len(decoded) == 60
-    survey(root, span=(0, 99), state=state)
+    assert survey(root, state=state).facts.side == 12 and len(decoded) == 60
+    survey(root, range=(0, 99), state=state)
     assert len(decoded) == 90, "shown otherwise"
 
 

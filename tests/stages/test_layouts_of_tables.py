@@ -103,7 +103,7 @@ ROWS = {
     ),
     **{
         f"a table, sole {head}": refused(tabled(f"{head}=id"), "and no labels: add a column")
-        for head in ("Patient ID", "Case")  # others: tests/data/test_layout.py
+        for head in ("Patient ID", "Case")  # others: tests/data/test_labels_and_ids.py
     },
     **{
         f"a table, {head}": persons("column", tabled(f"label=kind, {head}=id"))

@@ -11,13 +11,13 @@ import pyarrow
 import pytest
 from bombs import MEGABYTE
 from pyarrow import parquet
+from surveys import survey
 from writers import read_all, write_folder, write_idx
 
-from sfumato.data.layout import ALL
 from sfumato.data.prepare import prepare_sensitive
-from sfumato.data.survey import survey
 from sfumato.errors import DataError
 from sfumato.settings.data import Data, Groups
+from sfumato.settings.options import ALL
 
 
 @pytest.fixture

@@ -7,13 +7,13 @@ import tarfile
 import numpy as np
 import pytest
 from PIL import Image
+from surveys import survey
 from writers import read_all, write_folder
 
-from sfumato.data.layout import ALL
 from sfumato.data.sources import read_source
-from sfumato.data.survey import survey
 from sfumato.errors import DataError
 from sfumato.settings.data import Data
+from sfumato.settings.options import ALL
 
 
 def heic() -> bytes:

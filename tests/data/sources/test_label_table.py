@@ -8,12 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from surveys import layout_of
 from writers import write_npz
 
-from sfumato.data.layout import ALL, Unclear, layout_of
+from sfumato.data.labels_and_ids import Unclear
 from sfumato.data.sources import read_source
 from sfumato.errors import ConfigError, DataError, SfumatoError
 from sfumato.settings.data import Data
+from sfumato.settings.options import ALL
 
 TABLE = "nodule,file_name,mass\n1,b/2.png,0\n0, a.png ,1.0\n1,b/10.png,1\n"
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from surveys import survey
 from writers import NPZ, read_all, write_npz
 
 from sfumato.data.images import write_header
 from sfumato.data.sources import read_source
-from sfumato.data.survey import survey
 from sfumato.errors import DataError
 from sfumato.settings.data import Data
 

@@ -13,13 +13,12 @@ import numpy as np
 import pytest
 from filelock import FileLock
 from PIL import Image
+from surveys import layout_of, survey
 from writers import read_all, write_folder, write_npz
 
 from sfumato.data.images import ImageSet
-from sfumato.data.layout import layout_of
 from sfumato.data.sources import read_public, read_source
 from sfumato.data.sources.packed import remove_unpacked
-from sfumato.data.survey import survey
 from sfumato.errors import DataError
 from sfumato.release.exports import mark_of, save_parquet
 from sfumato.settings.data import Data, Public

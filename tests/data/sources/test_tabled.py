@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 from PIL import Image
 from pydantic import ValidationError
+from surveys import layout_of, survey
 from writers import read_all
 
-from sfumato.data.layout import ALL, Unclear, layout_of
+from sfumato.data.labels_and_ids import Unclear
 from sfumato.data.sources import read_source
-from sfumato.data.survey import survey
 from sfumato.errors import ConfigError, DataError
 from sfumato.settings.data import Data, Groups
+from sfumato.settings.options import ALL
 
 WORDS = ["cat", "dog", "cat", "dog"]
 PATIENTS = ["p1", "p2", "p2", "p3"]
@@ -197,10 +198,10 @@ def test_labels_in_a_table_are_not_ids_of_persons(tmp_path):
     names = [f"{kind}/{person}/0.png" for kind in "ab" for person in ("p1", "p2")]
     write_table(tmp_path, rows_of(["cat", "cat", "dog", "dog"], names))
     groups = Groups(folder=True)
-    assert survey(tmp_path, groups, label="label", classes=ALL).persons == 2
+    assert survey(tmp_path, groups=groups, label_column="label", classes=ALL).persons == 2
     rows = [f"{name},{number % 2},1" for number, name in enumerate(names)]
     (tmp_path / "labels.csv").write_text("\n".join(["file_name,mass,nodule", *rows]))
-    assert survey(tmp_path, groups, classes=ALL).persons == 2
+    assert survey(tmp_path, groups=groups, classes=ALL).persons == 2
 
 
 def test_a_document_beside_the_table_needs_no_row(tmp_path):
@@ -336,7 +337,7 @@ def test_what_a_folder_holds_is_recognised_by_its_layout(tmp_path):
     }
     assert found.groups.column == "patient" and found.persons == 3 and found.counts == (2, 2)
     with pytest.raises(ConfigError, match="looks like a column of persons' ids, which"):
-        survey(tmp_path / "a", label="patient")
+        survey(tmp_path / "a", label_column="patient")
     write_tar(tmp_path / "b/a.tar", samples([10, 9, 10, 9]))
     found = survey(tmp_path / "b", classes=ALL)
     assert (
@@ -351,7 +352,7 @@ def test_what_a_folder_holds_is_recognised_by_its_layout(tmp_path):
         survey(tmp_path / "c")
     folders = survey(tmp_path / "c", classes=ALL)
     assert folders.data == {} and folders.classes == ("cat", "dog")
-    assert survey(tmp_path / "c", label="label", classes=ALL).classes == ("x", "y")
+    assert survey(tmp_path / "c", label_column="label", classes=ALL).classes == ("x", "y")
     (tmp_path / "c/metadata.csv").write_text("file_name,label\ncat/0.png,cat\ndog/0.png,dog\n")
     assert layout_of(tmp_path / "c", None)[0] == {"name": "imagefolder"}, "both agree"
     (tmp_path / "c/cat/1.png").write_bytes(png(1))

@@ -6,8 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
+from surveys import layout_of
 
-from sfumato.data.layout import LABELLED, PERSONS, Unclear, check_names, layout_of, likeness
+from sfumato.data.labels_and_ids import LABELLED, PERSONS, Unclear, check_names, likeness
 from sfumato.data.names import repeats_in
 from sfumato.data.sources.splits import is_filing, part_named
 from sfumato.data.tables import meaning
@@ -100,7 +101,7 @@ def test_a_folder_with_classes_one_level_below_is_named(tmp_path):
         (tmp_path / "scans" / kind / "1.png").touch()
     way = f"scans stands for neither a class nor a person, give the path {tmp_path / 'scans'}"
     with pytest.raises(Unclear, match=way):
-        layout_of(tmp_path, None)
+        layout_of(tmp_path)
 
 
 @pytest.mark.parametrize(
