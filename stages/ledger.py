@@ -188,7 +188,7 @@ def history(
         raise ConfigError("this folder contains no project: choose a dataset with --dataset")
     odometer = Odometer(state_dir(), name)
     entries = odometer.entries()
-    unknown = seen_in_project(odometer.dataset_id, Path(), state_dir()) - odometer.known()
+    unknown = odometer.missing(seen_in_project(odometer.dataset_id, Path(), state_dir()))
     if unknown:
         say(
             f"{odometer.path} is an older copy or a different journal: it lacks the entry "

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from sfumato.features.projection import ProjectedFeatures
     from sfumato.features.teacher_network import TeacherNetwork
     from sfumato.privacy.charge import Charge
+    from sfumato.privacy.odometer import Seen
     from sfumato.privacy.resolved import QueryPlan, StagePlan
     from sfumato.queries.count import PublicCounts
     from sfumato.settings.dpsgd import Finetune, Saliency
@@ -420,23 +421,11 @@ class QueryRun(StageRun):
         bar = partial(progress, f"computing {purpose} of the images", clock=False, log=False)
         return ensure_latents(state_dir(), read_card(CARD_PATH), encoder, purpose, load, bar)
 
-    def seen(self) -> set[str]:
-        """Return the ids of charges and the heads (hashes of journal entries) in ledgers, artifacts
-        and kept releases.
-
-        The ids in the artifact that this run will replace are included. The journal must contain
-        all of these ids and heads.
-        """
-        from sfumato.privacy.ledger import records_in
+    def seen(self) -> Seen:
+        """Return the ids and heads in the project and in the artifact that this run replaces."""
         from sfumato.privacy.project_ledger import seen_in_project
 
-        mine = self.plan.dataset_id
-        replaced = {
-            record["id"]
-            for record in records_in(self.out / PRIVACY)
-            if record.get("dataset_id") == mine
-        }
-        return replaced | seen_in_project(mine, Path(), state_dir())
+        return seen_in_project(self.plan.dataset_id, Path(), state_dir(), [self.out / PRIVACY])
 
     @contextmanager
     def releasing(self, charge: Charge) -> Iterator[Path]:

@@ -33,7 +33,7 @@ from sfumato.planning.make import ProjectPlan
 from sfumato.planning.project_files import renew
 from sfumato.planning.proposal import proposed_card
 from sfumato.planning.resolve import make_plan
-from sfumato.privacy.odometer import Odometer
+from sfumato.privacy.odometer import Odometer, Seen
 from sfumato.privacy.project_ledger import seen_in_project
 from sfumato.runtime.progress import Say, discard
 from sfumato.settings.data import Data, is_url
@@ -119,7 +119,7 @@ def resolve_project(
         inputs += STAGES[name].inherited(folder, loaded, state)
     inherited = list(merge_records(inputs).values())
     past = known_past(state, card, folder, declared_size=loaded.privacy.declared_size)
-    seen = set[str]()
+    seen = Seen()
     if Odometer(state, card.dataset_id).head() is not None:
         seen = seen_in_project(card.dataset_id, folder, state)
     return ProjectPlan(
@@ -128,7 +128,7 @@ def resolve_project(
         public=public_card,
         inherited=inherited,
         past=past,
-        seen=frozenset(seen),
+        seen=seen,
         unprepared=frozenset(name for name, there in ready.items() if not there),
     )
 

@@ -12,7 +12,7 @@ from sfumato.planning.kept import Past, Plan, spending_of, stages_before
 from sfumato.planning.resolve import plan_texts, policy_of, warnings_of
 from sfumato.privacy.accountant import epsilon
 from sfumato.privacy.decision import Decision
-from sfumato.privacy.odometer import Odometer
+from sfumato.privacy.odometer import Odometer, Seen
 from sfumato.privacy.policy import check_known, check_lifetime
 from sfumato.privacy.profile import best_guess, noise_for_guess, percent_up
 from sfumato.settings.data import GROUP
@@ -32,8 +32,7 @@ class ProjectPlan(Plan):
     public: card of the public images, if a stage reads them;
     inherited: charges of earlier releases from which public images or a public model were made;
     past: earlier charges;
-    seen: ids of charges, and heads (hashes of journal entries, see `sfumato.privacy.odometer`), in
-    the project's ledgers and artifacts; empty if there is no journal;
+    seen: what the project shows of the journal; empty if there is no journal;
     unprepared: commands, "prepare sensitive" or "prepare public", that have not prepared their
     images yet.
     """
@@ -42,7 +41,7 @@ class ProjectPlan(Plan):
     public: PublicCard | None
     inherited: Sequence[dict]
     past: Past
-    seen: frozenset[str]
+    seen: Seen
     unprepared: frozenset[str]
 
     @property

@@ -5,9 +5,9 @@ A charge is written to the journal completely before it is returned.
 
 import secrets
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from sfumato.privacy.charge import Charge, check_norm
 from sfumato.privacy.decision import RELEASED, Decision, QueryWork, decide
 from sfumato.privacy.events import UNITS, Mechanism
 from sfumato.privacy.noise import NoiseSource
-from sfumato.privacy.odometer import CLOSE, LOCAL_USE, OPEN, RESUME, Odometer, Run
+from sfumato.privacy.odometer import CLOSE, LOCAL_USE, OPEN, RESUME, Odometer, Run, Seen
 from sfumato.privacy.policy import SpendingPolicy, check_known, check_lifetime
 from sfumato.privacy.processes import SharedCharge, WorkerCharge
 from sfumato.runtime import distributed
@@ -58,8 +58,7 @@ class ChargeRequest(QueryWork):
     revision: revision of the stage;
     latents: if the query draws latents instead of images, their key in `sfumato.data.store`; the
     cost is the same;
-    seen: record ids and journal heads (see `sfumato.privacy.odometer`) that occur in ledgers and in
-    the query's inputs; the journal must contain all of these ids and heads;
+    seen: record ids and journal heads in the project, which the journal must contain;
     unit: "image" or "group";
     group_cap: see `Charge`.
     """
@@ -70,7 +69,7 @@ class ChargeRequest(QueryWork):
     sensitivity: str
     revision: int = 1
     latents: str | None = None
-    seen: Collection[str] = ()
+    seen: Seen = field(default_factory=Seen)
     unit: str = IMAGE
     group_cap: int = 1
 

@@ -70,14 +70,28 @@ class Run:
         return self.opened.get("images") not in (None, images)
 
 
+@dataclass(frozen=True)
+class Seen:
+    """What a project and the kept releases show of the journal of a dataset.
+
+    names: record ids and heads in ledgers, artifacts and kept releases. The journal must contain
+    all of them;
+    released: record ids in artifacts and in DVC's cache. Files leave the state directory only after
+    their charge is closed, so the journal must contain the end of each of these charges.
+    """
+
+    names: frozenset[str] = frozenset()
+    released: frozenset[str] = frozenset()
+
+
 class Odometer(Journal):
     """The journal of one dataset, interpreted as charges."""
 
-    def runs(self) -> dict[str, dict]:
-        """Return the record of every charge ever opened, including abandoned ones, by run id.
+    def opened(self) -> list[dict]:
+        """Return one record for each charge ever opened, including abandoned ones.
 
-        A resumed run is listed with its newest record. Each record that `adopt` added counts as
-        a run.
+        For a resumed run, this is its newest record. Each record that `adopt` added counts as a
+        charge.
         """
         found: dict[str, dict] = {}
         for entry in self.entries():
@@ -86,12 +100,8 @@ class Odometer(Journal):
             elif entry["kind"] == RESUME:
                 found[entry["id"]] = entry["record"]
             elif entry["kind"] == ADOPT:
-                found |= {record["id"]: record for record in entry["records"]}
-        return found
-
-    def opened(self) -> list[dict]:
-        """Return one record for each charge ever opened, including abandoned ones."""
-        return list(self.runs().values())
+                found |= {f"adopted {record['id']}": record for record in entry["records"]}
+        return list(found.values())
 
     def events(self) -> list[DpEvent]:
         return [event_of(record) for record in self.opened()]
@@ -128,6 +138,28 @@ class Odometer(Journal):
             found |= {*entry["seen"]} if entry["kind"] == ADOPT else set()
         return found
 
+    def missing(self, seen: Seen) -> set[str]:
+        """Return the record ids and heads of `seen` that this journal lacks.
+
+        If this is not empty, the journal is an older copy or a different journal. An older copy may
+        contain a charge without its end.
+        """
+        return {*seen.names} - self.known() | seen.released & self.unreleased()
+
+    def unreleased(self) -> set[str]:
+        """Return the ids of records with which, by this journal, nothing was released.
+
+        These are the records of charges that were not closed, and records that were replaced when
+        their charge was resumed.
+        """
+        opened, ended = set[str](), {run.record["id"] for run in self.charges() if run.end == CLOSE}
+        for entry in self.entries():
+            if entry["kind"] in (OPEN, RESUME):
+                opened.add(entry["record"]["id"])
+            elif entry["kind"] == ADOPT:
+                ended |= {*entry["seen"]}
+        return opened - ended
+
     def complete(self) -> bool:
         """Return whether the journal contains every charge, and no groups have changed.
 
@@ -137,13 +169,14 @@ class Odometer(Journal):
         kinds = [entry["kind"] for entry in self.entries()]
         return kinds[:1] == [GENESIS] and not {ADOPT, REGROUP} & {*kinds}
 
-    def adopt(self, records: Iterable[dict], seen: Iterable[str]) -> tuple[int, int]:
+    def adopt(self, records: Iterable[dict], seen: Seen) -> tuple[int, int]:
         """Add records that the journal lacks; start a new journal if the old one is invalid.
 
         The readable entries of an invalid journal are added too, and the invalid file is set aside.
-        After any call of this method, `complete()` returns False.
+        A charge that was released, but is open in this journal, is closed, so that it cannot be
+        resumed. After any call of this method, `complete()` returns False.
 
-        seen: heads and ids to treat as known from now on.
+        seen: names to treat as known from now on, and records that were released.
 
         Returns (number of added records, number of unreadable entries of an invalid journal).
         """
@@ -154,7 +187,10 @@ class Odometer(Journal):
             try:
                 if self.head() is None:
                     self.begin()
-                known = self.known()
+                for run in self.charges():
+                    if run.end != CLOSE and run.record["id"] in seen.released:
+                        self.append(CLOSE, id=run.id, uses=run.uses)
+                known = self.known() - (seen.released & self.unreleased())
             except BudgetError:
                 entries, lost = self.set_aside()
                 self.begin(lost=True)
@@ -169,7 +205,7 @@ class Odometer(Journal):
                 for record in [*salvaged, *records]
                 if record["id"] not in known
             }
-            self.append(ADOPT, records=list(new.values()), seen=sorted({*seen, *new} - known))
+            self.append(ADOPT, records=list(new.values()), seen=sorted({*seen.names, *new} - known))
             return len(new), lost
 
     def charges(self, version: str | None = None) -> list[Run]:

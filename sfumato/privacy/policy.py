@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -13,7 +13,7 @@ from sfumato.data.cards import Card
 from sfumato.errors import BudgetError
 from sfumato.privacy.accountant import LARGEST_DELTA, epsilon
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, ZERO_OUT_ONE, Mechanism
-from sfumato.privacy.odometer import Odometer
+from sfumato.privacy.odometer import Odometer, Seen
 from sfumato.privacy.profile import bound_text
 from sfumato.settings.data import GROUP, OF_THE_OWNER
 from sfumato.settings.fields import is_positive
@@ -57,16 +57,14 @@ class SpendingPolicy(Exact):
         return ADD_OR_REMOVE_ONE
 
 
-def check_known(odometer: Odometer, card: Card, seen: Collection[str], bounded: bool) -> None:
+def check_known(odometer: Odometer, card: Card, seen: Seen, bounded: bool) -> None:
     """Raise BudgetError if the journal lacks some of `seen`.
 
     If the images come from a public source, this is checked only if there is a lifetime budget.
 
-    seen: record ids and journal heads (see `sfumato.privacy.odometer`) that occur in ledgers and
-    releases;
     bounded: whether there is a lifetime budget.
     """
-    missing = {*seen} - odometer.known()
+    missing = odometer.missing(seen)
     if missing and (card.source in OF_THE_OWNER or bounded):
         raise BudgetError(
             f"the journal {odometer.path} lacks the entry {min(missing)[:8]}, but a ledger or a "

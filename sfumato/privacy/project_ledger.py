@@ -1,6 +1,6 @@
 """Write the ledger of a project from its artifacts and its journal."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from sfumato.data.cards import read_card
@@ -17,7 +17,7 @@ from sfumato.privacy.ledger import (
     seen_of,
     unreadable,
 )
-from sfumato.privacy.odometer import Odometer
+from sfumato.privacy.odometer import Odometer, Seen
 from sfumato.privacy.record import record_problems
 from sfumato.settings.recipes import load_params
 from sfumato.settings.stage import ARTIFACTS, CARD_PATH, LEDGER, LOCK, PLAN, PUBLIC, RECIPES
@@ -60,15 +60,20 @@ def seen_in_ledgers(dataset_id: str, folder: Path = Path()) -> set[str]:
 
 def known_records(folder: Path, state: Path) -> dict[str, dict]:
     """Return the records in a project and in its kept releases, by id. They are not checked."""
-    files = [
-        *(folder / ARTIFACTS).glob(f"*/{PRIVACY}"),
-        folder / PUBLIC / PRIVACY,
-        *(state / "runs").glob(f"*/{RELEASED}/{PRIVACY}"),
-        *cached(folder),
-    ]
     records = [record for content in ledgers(folder) for record in by_id(content).values()]
+    files = [*artifacts_of(folder), *kept_releases(state)]
     records += [record for file in files for record in records_in(file)]
     return {record["id"]: record for record in records}
+
+
+def artifacts_of(folder: Path) -> list[Path]:
+    """Return the `privacy.json` files of a project's artifacts, and those in DVC's cache."""
+    here = (folder / ARTIFACTS).glob(f"*/{PRIVACY}")
+    return [*here, folder / PUBLIC / PRIVACY, *cached(folder)]
+
+
+def kept_releases(state: Path) -> Iterator[Path]:
+    return (state / "runs").glob(f"*/{RELEASED}/{PRIVACY}")
 
 
 def cached(folder: Path) -> Iterator[Path]:
@@ -89,14 +94,19 @@ def cached(folder: Path) -> Iterator[Path]:
             yield cache / of_files[PRIVACY][:2] / of_files[PRIVACY][2:]
 
 
-def seen_in_project(dataset_id: str, folder: Path, state: Path) -> set[str]:
-    """Return the record ids and journal heads of a dataset in ledgers, artifacts and kept releases.
+def seen_in_project(
+    dataset_id: str, folder: Path, state: Path, replaced: Iterable[Path] = ()
+) -> Seen:
+    """Return what a project and the kept releases show of the journal of a dataset.
 
-    The journal of the dataset must contain all of these ids and heads. `sfumato.privacy.odometer`
-    explains journal heads.
+    replaced: further `privacy.json` files of artifacts.
     """
-    records = known_records(folder, state).values()
-    return seen_in_ledgers(dataset_id, folder) | seen_of({"records": list(records)}, dataset_id)
+    released, kept = (
+        {name for file in files for name in seen_of({"records": records_in(file)}, dataset_id)}
+        for files in ([*artifacts_of(folder), *replaced], kept_releases(state))
+    )
+    names = seen_in_ledgers(dataset_id, folder) | released | kept
+    return Seen(frozenset(names), frozenset(released))
 
 
 def write_ledger(
@@ -147,14 +157,14 @@ def gap_in(odometer: Odometer, records: Mapping[str, dict], earlier: set[str]) -
     others = {record["unit"] for record in odometer.opened()} - {
         record["unit"] for record in records.values()
     }
-    named = earlier | seen_of({"records": list(records.values())}, mine)
+    released = frozenset(seen_of({"records": list(records.values())}, mine))
     if others and records:
         return (
             f"{odometer.path} also contains charges with another privacy unit "
             f"({', '.join(sorted(others))}). They cannot be composed with the charges in this "
             "ledger"
         )
-    if odometer.complete() and not named - odometer.known():
+    if odometer.complete() and not odometer.missing(Seen(released | earlier, released)):
         return None
     if REGROUP in {entry["kind"] for entry in odometer.entries()}:
         return (

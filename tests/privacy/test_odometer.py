@@ -8,7 +8,7 @@ from small_record import small_record
 
 from sfumato.errors import BudgetError
 from sfumato.privacy.events import Mechanism
-from sfumato.privacy.odometer import Odometer
+from sfumato.privacy.odometer import Odometer, Seen
 
 
 def begun(state, dataset_id="a") -> Odometer:
@@ -160,7 +160,8 @@ def test_an_adopted_journal_is_never_complete_again(tmp_path):
     odometer.append("open", record={"id": "four", "event": "not a mechanism"})
     lines = odometer.path.read_text().splitlines(keepends=True)
     odometer.path.write_text("".join([lines[0], *lines[2:], "neither is this\n"]))
-    assert odometer.adopt([{"id": "two"}, {"id": "elsewhere"}], ["f" * 64]) == (4, 2)
+    shown = Seen(frozenset(["f" * 64]))
+    assert odometer.adopt([{"id": "two"}, {"id": "elsewhere"}], shown) == (4, 2)
     ids = [record["id"] for record in odometer.opened()]
     assert sorted(ids) == ["elsewhere", "three", "three again", "two"]  # in doubt, both are counted
     assert (
@@ -168,7 +169,7 @@ def test_an_adopted_journal_is_never_complete_again(tmp_path):
         and "f" * 64 in odometer.known()
         and begun(tmp_path / "b").complete()
     )
-    assert odometer.adopt([{"id": "two"}], []) == (0, 0) and len(odometer.opened()) == 4
+    assert odometer.adopt([{"id": "two"}], Seen()) == (0, 0) and len(odometer.opened()) == 4
     assert len(list(odometer.path.parent.glob("a.*.aside"))) == 1
 
 
@@ -189,6 +190,25 @@ def test_a_run_that_was_resumed_counts_once_by_its_newest_record(tmp_path):
     ) and odometer.charges("w") == []
     odometer.append("close", id="x", uses=3)
     assert [run.end for run in odometer.charges()] == ["close"]
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_released_charge_that_is_open_here_is_missing(tmp_path, resumed):
+    """An older copy of a journal contains the charge, but not its end."""
+    odometer = spent(tmp_path)
+    odometer.append("open", record=a_record("x"), plan="p", work="w")
+    shown = Seen(frozenset(["x"]), frozenset(["x"]))
+    assert odometer.missing(shown) == {"x"} and not odometer.missing(Seen(frozenset(["x"])))
+    if resumed:  # another release than the one that left the state directory
+        odometer.append("resume", id="x", adopts="x", record=a_record("y"))
+        odometer.append("close", id="x", uses=1)
+        assert odometer.missing(shown) == {"x"}
+        assert not odometer.missing(Seen(frozenset(["y"]), frozenset(["y"])))
+    before = len(odometer.opened())
+    assert odometer.adopt([a_record("x")], shown) == (int(resumed), 0)
+    assert len(odometer.opened()) == before + resumed and not odometer.missing(shown)
+    assert [run.end for run in odometer.charges() if run.id == "x"] == ["close"]
+    assert odometer.adopt([a_record("x")], shown) == (0, 0)
 
 
 def append_many(path, name):
@@ -272,9 +292,9 @@ def test_a_killed_adoption_is_repeated_without_loss(tmp_path, monkeypatch, how, 
 
         dying.setattr(Odometer, last, die)
         with pytest.raises(Killed):
-            odometer.adopt([a_record("of a ledger")], [])
+            odometer.adopt([a_record("of a ledger")], Seen())
     for attempt in (odometer.begin, odometer.opened, odometer.complete):
         with pytest.raises(BudgetError, match="stage ledger adopt"):
             attempt()
-    odometer.adopt([a_record("of a ledger")], [])
+    odometer.adopt([a_record("of a ledger")], Seen())
     assert len(odometer.opened()) == readable + 1 and not odometer.complete()

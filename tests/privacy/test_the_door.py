@@ -29,7 +29,7 @@ from sfumato.privacy.authorize import DAY
 from sfumato.privacy.check import check_ledger
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, UNITS, ZERO_OUT_ONE, Mechanism
 from sfumato.privacy.ledger import build_ledger, ledger_text
-from sfumato.privacy.odometer import Odometer
+from sfumato.privacy.odometer import Odometer, Seen
 from sfumato.privacy.opinions import Opinion
 from sfumato.privacy.policy import SpendingPolicy
 from sfumato.release.card import PREPARED, cost_of, dataset_card
@@ -415,15 +415,16 @@ def test_a_journal_that_lacks_a_ledgers_charge_opens_none(owner):
     """Such a journal is an older copy, which lacks later charges."""
     bounded = SpendingPolicy(delta=1e-5, lifetime_epsilon=50.0)
     with pytest.raises(BudgetError, match="older copy"):
-        owner.open(permission=bounded, seen=["f" * 32])
+        owner.open(permission=bounded, seen=Seen(frozenset(["f" * 32])))
     first = owner.open(permission=bounded)
-    owner.open(permission=bounded, plan="next", seen=[first.record["id"], owner.odometer.head()])
-    owner.open(plan="public images", seen=["f" * 32])  # this plan has no budget
+    known = Seen(frozenset([first.record["id"], str(owner.odometer.head())]))
+    owner.open(permission=bounded, plan="next", seen=known)
+    owner.open(plan="public images", seen=Seen(frozenset(["f" * 32])))  # this plan has no budget
     owner.card = replace(owner.card, source="npz")
     (owner.state / "data/digits" / CARD).write_bytes(card_text(asdict(owner.card)))
     # Custom charges, for any lifetime budget
     with pytest.raises(BudgetError, match="older copy"):
-        owner.open(plan="one's own", seen=["f" * 32])
+        owner.open(plan="one's own", seen=Seen(frozenset(["f" * 32])))
 
 
 def test_keys_are_drawn_and_not_derived_from_what_others_know(tmp_path):

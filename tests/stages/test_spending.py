@@ -18,6 +18,7 @@ import yaml
 from filelock import FileLock, Timeout
 
 from sfumato.data import prepare
+from sfumato.privacy.charge import Charge
 from sfumato.privacy.odometer import Odometer
 from sfumato.settings.recipes import overlaid
 from sfumato.settings.stages import STAGES
@@ -478,6 +479,28 @@ def test_a_rolled_back_state_spends_nothing_again(desk, plan, evidence):
         len(Odometer(Path("state"), "digits").opened()) == 1
         and not Odometer(Path("state"), "digits").complete()
     )
+
+
+def test_a_state_copied_during_a_charge_draws_no_more(desk, plan, monkeypatch):
+    """In the copy, the charge is open, but its release has left the state directory."""
+
+    def copying(charge, *words, **more):
+        if not Path("older").exists():
+            shutil.copytree("state", "older")
+        return release(charge, *words, **more)
+
+    release = Charge.release
+    monkeypatch.setattr(Charge, "release", copying)
+    desk.run("count")
+    shutil.rmtree("state")
+    Path("older").rename("state")
+    for command in ("count", "plan --dry-run", "plan"):
+        desk.run(command, "digits.jsonl lacks", "stage ledger adopt", code=3)
+    desk.run("ledger adopt", "0 charges adopted, 1 counted in total")
+    before = Path("artifacts/count/counts.json").read_bytes()
+    desk.run("count", "already released", code=3)
+    desk.run("plan --dry-run", "already released")
+    assert len(desk.opened) == 1 and Path("artifacts/count/counts.json").read_bytes() == before
 
 
 def test_an_artifact_elsewhere_is_evidence_before_it_is_replaced(desk, plan):
