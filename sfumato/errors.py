@@ -180,7 +180,7 @@ def passing_over(*causes: type[Exception]) -> Iterator[None]:
 
 @contextmanager
 def explained(
-    kind: type[SfumatoError],
+    kind: Callable[[str], SfumatoError],
     why: str | Callable[[Exception], str],
     *,
     missing: str | None = None,

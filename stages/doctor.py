@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import shlex
 import stat
 from contextlib import suppress
 from importlib.metadata import version
@@ -108,6 +109,8 @@ def index_in_words(own: Path) -> str:
         return "none, because DVC is not installed: `stage run` runs the stages itself"
     from dvc.config import Config, ConfigError
 
+    from sfumato.planning.project_files import use_index
+
     configured = None
     with suppress(ConfigError):
         configured = Config(os.path.abspath(".dvc"))["core"].get("site_cache_dir")
@@ -117,7 +120,7 @@ def index_in_words(own: Path) -> str:
         return (
             f"{index} is not in this state directory. If other accounts can write there, they can "
             "write code into the index, and `dvc checkout` runs it. To use a private folder, "
-            f"run `dvc config --local core.site_cache_dir {own}`"
+            f"run `{use_index(own)}`"
         )
     for folder in filter(Path.exists, (index, *index.parents)):
         mode = folder.stat().st_mode
@@ -125,7 +128,7 @@ def index_in_words(own: Path) -> str:
         if mode & stat.S_IWOTH and (folder == index or not mode & stat.S_ISVTX):
             return (
                 f"{index}. Other accounts can write into {folder}, so they can write code into the "
-                f"index, and `dvc checkout` runs it: run `chmod o-w {folder}`"
+                f"index, and `dvc checkout` runs it: run `chmod o-w {shlex.quote(str(folder))}`"
             )
     return str(index)
 

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import logging
 import re
+import shlex
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,14 +17,14 @@ from typing import TypedDict
 
 import yaml
 
-from sfumato.errors import ConfigError, explained
+from sfumato.errors import ConfigError, explained, public
 from sfumato.runtime.progress import Say
 from sfumato.settings.data import IMAGE
 from sfumato.settings.recipes import TRACKED_KEYS, Layer, as_yaml, read_layer
 from sfumato.settings.stage import ARTIFACTS, CARD_PATH, LEDGER, LOCAL, PLAN, RECIPES
 from sfumato.settings.stages import STAGES, dvc_stages
 from sfumato.storage.documents import read_yaml
-from sfumato.storage.files import ATTRIBUTES, UNTOUCHED, replace_file
+from sfumato.storage.files import ATTRIBUTES, UNTOUCHED, make_folder, replace_file
 from sfumato.storage.state_directory import DVC_INDEX, git, state_dir
 
 IGNORED = (
@@ -236,6 +237,8 @@ def write_project(out: Path, files: Mapping[str, str], say: Say, *, force: bool 
     Existing `params.yaml` and `dvc.yaml` are replaced. Missing lines are added to an existing
     `.gitignore` and `.gitattributes`. Other existing files are replaced only if `force` is True.
     """
+    make_folder(out)
+    begin_repository(out, say)  # first: if it fails, the same command can be run again
     for name, text in files.items():
         path = out / name
         content = text.encode()
@@ -253,11 +256,11 @@ def write_project(out: Path, files: Mapping[str, str], say: Say, *, force: bool 
                 "the repository's root. Commit this file too"
             )
     renew(out / "dvc.yaml")  # adds the project's own recipes
-    begin_repository(out, say)
 
 
 def begin_repository(out: Path, say: Say) -> None:
     """Create a git repository and DVC's folder, unless they exist already."""
+    index = state_dir() / DVC_INDEX
     has_git = shutil.which("git") is not None
     if not has_git:
         say(
@@ -279,16 +282,41 @@ def begin_repository(out: Path, say: Say) -> None:
     logging.getLogger("dvc").setLevel(logging.WARNING)  # Hide DVC's greeting
     inside = has_git and not (out / ".git").exists()  # a subfolder of a repository
     failed = explained(
-        ConfigError, lambda error: f"`dvc init` failed in {out}: {error}", causes=(Exception,)
+        lambda text: public(ConfigError(text)),  # the reason concerns no image
+        lambda error: f"`dvc init` failed in {out}: {error}",
+        causes=(Exception,),
     )
-    with failed, Repo.init(str(out), no_scm=not has_git, subdir=inside) as repo:
-        with repo.config.edit("repo") as config:
-            # If either setting were true, DVC would contact its vendor
-            config["core"] |= {"analytics": False, "check_update": False}
-        # By default, any account may write into DVC's index, and `dvc checkout` runs code that is
-        # pickled there.
-        with repo.config.edit("local") as config:
-            config["core"]["site_cache_dir"] = str(state_dir() / DVC_INDEX)
+    try:
+        with failed, Repo.init(str(out), no_scm=not has_git, subdir=inside) as repo:
+            with repo.config.edit("repo") as config:
+                # If either setting were true, DVC would contact its vendor
+                config["core"] |= {"analytics": False, "check_update": False}
+            # By default, any account may write into DVC's index, and `dvc checkout` runs code that
+            # is pickled there.
+            if not fits_dvc_config(index):
+                say(
+                    f"DVC cannot store the path {index} in its configuration. Before you use `dvc` "
+                    f"in a shell, run `{use_index(index)}`, so that no other account can write "
+                    "into DVC's index"
+                )
+                return
+            with repo.config.edit("local") as config:
+                config["core"]["site_cache_dir"] = str(index)
+    except BaseException:
+        shutil.rmtree(out / ".dvc", ignore_errors=True)  # otherwise it would count as complete
+        raise
+
+
+def fits_dvc_config(path: Path) -> bool:
+    """Return whether DVC can store a path: it stores only ASCII, and replaces `%(name)s`."""
+    return str(path).isascii() and "%(" not in str(path)
+
+
+def use_index(index: Path) -> str:
+    """Return the command after which `dvc` keeps its index in a folder."""
+    if fits_dvc_config(index):
+        return shlex.join(["dvc", "config", "--local", "core.site_cache_dir", str(index)])
+    return f"export DVC_SITE_CACHE_DIR={shlex.quote(str(index))}"
 
 
 def workflow_text(epsilon: float, delta: float, unit: str, directory: str = "") -> str:

@@ -1,14 +1,17 @@
 """The files that `stage init` writes into a project, and the renewal of an older `dvc.yaml`."""
 
+import shlex
 import shutil
 import subprocess
 
 import pytest
 import yaml
 
+import sfumato.planning.project_files
 from sfumato.errors import ConfigError
 from sfumato.planning.project_files import (
     WorkflowPlace,
+    begin_repository,
     dvc_text,
     project_files,
     renew,
@@ -140,6 +143,35 @@ def test_ignored_files_of_any_encoding_keep_their_lines(here, uninstall):
     assert lines[:2] == [b"universit\xe9", b"/artifacts/"] and lines.count(b"/artifacts/") == 1
     assert b"/metrics.json" in lines and (here / "params.yaml").exists()
     assert any("DVC is not installed" in line for line in said)
+
+
+@pytest.mark.parametrize("name", ["josé", "%(core)s", "100% mine"])
+def test_a_home_of_any_name_gets_a_repository(name, here, environment):
+    """DVC stores only ASCII, and replaces `%(name)s`."""
+    from dvc.config import Config
+
+    environment["SFUMATO_STATE"] = str(here / name)
+    said = []
+    begin_repository(here, said.append)
+    core = Config(str(here / ".dvc"))["core"]
+    assert not core["analytics"]
+    if said:
+        words = shlex.split(said[0].split("`")[3])
+        assert words == ["export", f"DVC_SITE_CACHE_DIR={here / name / 'dvc'}"]
+    else:
+        assert core["site_cache_dir"] == str(here / name / "dvc")
+
+
+def test_a_failed_init_can_be_repeated(here, monkeypatch):
+    files = project_files(CONTENT, {}, 3, WorkflowPlace())
+    with monkeypatch.context() as patch:
+        patch.setattr(sfumato.planning.project_files, "fits_dvc_config", lambda _: 1 / 0)
+        with pytest.raises(ConfigError, match="`dvc init` failed in .*: division by") as seen:
+            write_project(here, files, print)
+    assert seen.value.public, "the reason concerns no image"
+    assert not (here / ".dvc").exists() and not (here / "params.yaml").exists()
+    write_project(here, files, print)
+    assert (here / ".dvc/config.local").exists() and (here / "params.yaml").exists()
 
 
 def test_a_project_of_its_own_has_the_workflow_that_it_had(here):
