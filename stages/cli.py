@@ -25,7 +25,7 @@ from sfumato.errors import (
 )
 from sfumato.settings.stage import LOCAL
 from sfumato.settings.stages import STAGES
-from sfumato.storage.documents import escaped
+from sfumato.storage.documents import escaped, quoted
 from sfumato.storage.files import replace_private, write_json
 from sfumato.storage.in_use import until_the_end
 from stages import ledger, mark, prepare, recipe
@@ -195,7 +195,7 @@ def machine_problem(error: BaseException) -> str | None:
             return message
         if isinstance(error, PermissionError):
             place = next(filter(os.path.exists, (error.filename, *Path(error.filename).parents)))
-            message += f". Give yourself access: chmod u+rwX {place}"
+            message += f". Give yourself access: chmod u+rwX {quoted(Path(place))}"
         return f"{error.filename}: {message}"
     if isinstance(error, RecursionError):
         return "an input file is nested too deeply to be read"

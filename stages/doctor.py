@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-import shlex
 import stat
 from contextlib import suppress
 from importlib.metadata import version
@@ -14,6 +13,7 @@ import typer
 from sfumato.errors import DataError, SfumatoError
 from sfumato.settings.stage import CARD_PATH, PLAN
 from sfumato.settings.stages import QUERIES, STAGES
+from sfumato.storage.documents import quoted
 from sfumato.storage.state_directory import DVC_INDEX
 from stages.dvc_lock import lock_in_words, rwlock_in_words
 from stages.runner import load_plan
@@ -128,7 +128,7 @@ def index_in_words(own: Path) -> str:
         if mode & stat.S_IWOTH and (folder == index or not mode & stat.S_ISVTX):
             return (
                 f"{index}. Other accounts can write into {folder}, so they can write code into the "
-                f"index, and `dvc checkout` runs it: run `chmod o-w {shlex.quote(str(folder))}`"
+                f"index, and `dvc checkout` runs it: run `chmod o-w {quoted(folder)}`"
             )
     return str(index)
 

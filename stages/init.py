@@ -13,7 +13,7 @@ from sfumato import errors
 from sfumato.errors import ConfigError
 from sfumato.settings.data import GROUP
 from sfumato.settings.options import InitOptions
-from sfumato.storage.documents import read_yaml
+from sfumato.storage.documents import quoted, read_yaml
 from sfumato.storage.in_use import use_until_the_end
 from stages.flags import flag, with_flags
 from stages.plan import show_budget, show_minutes
@@ -70,7 +70,7 @@ def init(
     made.write(say, force=options.force, more=officers_words(owner))
     following = "stage run"
     if made.out != Path.cwd():
-        following = f"cd {made.out} && stage run"
+        following = f"cd {quoted(made.out)} && stage run"
     say(f"\nproject written to {made.out}. Next: {following}")
     say("If the release requires permission, `stage brief` writes the request for it.")
 

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from sfumato.settings.stage import ARTIFACTS
+from sfumato.storage.documents import quoted
 from stages.screen import say, tell
 
 PEOPLE_HELP = (
@@ -36,4 +37,4 @@ def merge(
         f"{out / ARTIFACTS}: merged the releases of {', '.join(queries)} from the datasets "
         f"{', '.join(owners)}; nothing was charged"
     )
-    tell(f"next: cd {out} && stage run")
+    tell(f"next: cd {quoted(out)} && stage run")

@@ -437,6 +437,21 @@ def test_only_queries_open_charges():
         assert opens == (name in QUERIES), name
 
 
+# A command in a message, up to the first value that may be a path and is not quoted
+UNQUOTED = re.compile(
+    r"\b(?:chmod|cd|cp|rm|mv|head -c|export|git (?:checkout|config)) [^`&]*?"
+    r"\{(?!quoted\(|[A-Z_]+\})"
+)
+
+
+def test_commands_in_messages_quote_their_paths():
+    """A path may contain spaces: ~/Library/Application Support/sfumato."""
+    texts = [ast.unparse(node) for node in all_nodes() if isinstance(node, ast.JoinedStr)]
+    assert UNQUOTED.search("f'run `chmod o-w {folder}`'")
+    assert any("chmod o-w {quoted(" in text for text in texts)
+    assert [text for text in texts if UNQUOTED.search(text)] == []
+
+
 @functools.cache
 def classes() -> dict[str, ast.ClassDef]:
     """Return the classes of all modules by their names."""

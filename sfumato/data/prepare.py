@@ -48,6 +48,7 @@ from sfumato.settings.data import GROUP, IMAGE, SEVERAL, Data, Public, is_url
 from sfumato.settings.sources import OF_THE_OWNER
 from sfumato.storage.artifacts import Artifact, writing
 from sfumato.storage.digest import canonical
+from sfumato.storage.documents import quoted
 from sfumato.storage.files import (
     clear_leftovers,
     entries_below,
@@ -184,8 +185,8 @@ def make_private(directory: Path) -> None:
     except OSError as error:
         raise ConfigError(
             f"{directory} may be readable by other accounts, and this account cannot change its "
-            f"permissions ({error.strerror}): run `chmod 700 {directory}` as its owner, or set "
-            "SFUMATO_STATE to a folder of your own"
+            f"permissions ({error.strerror}): run `chmod 700 {quoted(directory)}` as its owner, or "
+            "set SFUMATO_STATE to a folder of your own"
         ) from error
 
 
@@ -433,8 +434,8 @@ def refuse_another_key(path: Path, size: int, journal: Journal) -> None:
             f"{path} is missing or damaged ({size} bytes, expected {KEY_BYTES}). This key decided "
             f"which images of {journal.dataset_id!r} are held out: restore it from a backup of the "
             f"state directory. If there is no backup, create a new key: `head -c {KEY_BYTES} "
-            f"/dev/urandom > {path}`. The new hold-out will contain images that earlier releases "
-            "were trained on, so never evaluate those releases again"
+            f"/dev/urandom > {quoted(path)}`. The new hold-out will contain images that earlier "
+            "releases were trained on, so never evaluate those releases again"
         )
 
 

@@ -23,7 +23,7 @@ from sfumato.settings.data import IMAGE
 from sfumato.settings.recipes import TRACKED_KEYS, Layer, as_yaml, read_layer
 from sfumato.settings.stage import ARTIFACTS, CARD_PATH, LEDGER, LOCAL, PLAN, RECIPES
 from sfumato.settings.stages import STAGES, dvc_stages
-from sfumato.storage.documents import read_yaml
+from sfumato.storage.documents import quoted, read_yaml
 from sfumato.storage.files import ATTRIBUTES, UNTOUCHED, make_folder, replace_file
 from sfumato.storage.state_directory import DVC_INDEX, git, state_dir
 
@@ -316,7 +316,7 @@ def use_index(index: Path) -> str:
     """Return the command after which `dvc` keeps its index in a folder."""
     if fits_dvc_config(index):
         return shlex.join(["dvc", "config", "--local", "core.site_cache_dir", str(index)])
-    return f"export DVC_SITE_CACHE_DIR={shlex.quote(str(index))}"
+    return f"export DVC_SITE_CACHE_DIR={quoted(index)}"
 
 
 def workflow_text(epsilon: float, delta: float, unit: str, directory: str = "") -> str:

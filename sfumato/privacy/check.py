@@ -26,7 +26,7 @@ from sfumato.settings.stage import ARTIFACTS, LOCK, PLAN, PUBLIC
 from sfumato.settings.stages import QUERIES, STAGES
 from sfumato.storage.artifacts import Artifact, as_text, empty_content, read_artifact
 from sfumato.storage.digest import digest_of, md5_of, md5_of_file, md5_of_listing
-from sfumato.storage.documents import MergeConflict, read_yaml, validated
+from sfumato.storage.documents import MergeConflict, quoted, read_yaml, validated
 from sfumato.storage.records import Records, widest_declaration
 
 TOLERANCE = 1e-6  # Relative tolerance between stored and recomputed epsilon
@@ -380,8 +380,8 @@ def lock_problems(ledger: Mapping, ledger_path: Path, lock: Path) -> list[str]:
     except MergeConflict:
         return [
             f"{lock} contains both sides of a merge conflict: take one side of this file and of "
-            f"{ledger_path} (`git checkout HEAD -- {ledger_path} {lock}` takes yours), and then "
-            "run `dvc repro`"
+            f"{ledger_path} (`git checkout HEAD -- {quoted(ledger_path)} {quoted(lock)}` takes "
+            "yours), and then run `dvc repro`"
         ]
     except (OSError, ValueError) as error:
         return [f"{lock} cannot be read ({error})"]

@@ -18,7 +18,7 @@ from sfumato.settings.fields import Positive, PositiveFloat
 from sfumato.settings.stage import LOCK
 from sfumato.settings.stages import QUERIES
 from sfumato.storage.digest import canonical, digest_of
-from sfumato.storage.documents import Exact, MergeConflict, read_json, validated
+from sfumato.storage.documents import Exact, MergeConflict, quoted, read_json, validated
 from sfumato.storage.records import Records
 
 
@@ -234,8 +234,8 @@ def unreadable(path: Path, error: Exception) -> str:
     """Describe why a ledger cannot be read, and what to do."""
     if isinstance(error, MergeConflict):
         take = (
-            f"take one side of this file and of {LOCK} (`git checkout HEAD -- {path} {LOCK}` takes "
-            "yours)"
+            f"take one side of this file and of {LOCK} (`git checkout HEAD -- {quoted(path)} "
+            f"{LOCK}` takes yours)"
         )
         return f"{path} contains both sides of a merge conflict: {take}, and then run `dvc repro`"
     return (

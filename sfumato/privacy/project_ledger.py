@@ -23,7 +23,7 @@ from sfumato.settings.recipes import load_params
 from sfumato.settings.stage import ARTIFACTS, CARD_PATH, LEDGER, LOCK, PLAN, PUBLIC, RECIPES
 from sfumato.settings.stages import QUERIES
 from sfumato.storage.artifacts import PRIVACY, Artifact, merge_records, read_artifact
-from sfumato.storage.documents import parse_json, read_json, read_text
+from sfumato.storage.documents import parse_json, quoted, read_json, read_text
 from sfumato.storage.files import replace_file
 from sfumato.storage.journal import REGROUP
 from sfumato.storage.state_directory import REFUSED, git
@@ -42,7 +42,7 @@ def ledgers(folder: Path) -> list[dict]:
             f"git refuses to read the repository {place}, because another account owns it. The "
             f"last committed {LEDGER} is therefore unknown. Work as the owner of the repository "
             "or, if you trust everyone who can write to it, run `git config --global --add "
-            f"safe.directory {place}`"
+            f"safe.directory {quoted(place)}`"
         )
     with explained(BudgetError, lambda error: unreadable(file, error)):
         texts = []

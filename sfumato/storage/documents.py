@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+import shlex
 from collections.abc import Hashable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -31,6 +32,11 @@ HIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\u
 def escaped(text: str) -> str:
     """Escape control characters, which file names may contain and a terminal would obey."""
     return HIDDEN.sub(lambda found: repr(found[0])[1:-1], text)
+
+
+def quoted(path: Path) -> str:
+    """Quote a path for use in a command that a message names."""
+    return shlex.quote(str(path))
 
 
 Form = TypeVar("Form")
