@@ -33,12 +33,19 @@ SMALLEST_NORM = 1e-20  # Far from both ends of the range in which float32 has fu
 LARGEST_NORM = 1e20
 
 
-def check_norm(stage: str, max_norm: float) -> None:
-    """Raise BudgetError if a bound is so small or so large that rounding could hide the noise."""
+def check_norm(stage: str, max_norm: float, charged: float | None = None) -> None:
+    """Raise BudgetError if a bound is so small or so large that rounding could hide the noise, or
+    differs from the bound of the charge.
+    """
     if not is_positive(max_norm) or not SMALLEST_NORM <= max_norm <= LARGEST_NORM:
         raise BudgetError(
             f"{stage}: max_norm={max_norm!r} must be a number from {SMALLEST_NORM:g} to "
             f"{LARGEST_NORM:g}. Outside this range, rounding could hide the noise"
+        )
+    if charged not in (None, max_norm):
+        raise BudgetError(
+            f"{stage}: max_norm={max_norm:g}, but the charge was opened for max_norm={charged:g}: "
+            "use the bound of the charge"
         )
 
 
@@ -300,12 +307,7 @@ class Charge:
 
     def check_norm(self, max_norm: float) -> None:
         """Raise BudgetError unless the charge was opened for this bound."""
-        check_norm(self.record["stage"], max_norm)
-        if max_norm != self.record["max_norm"]:
-            raise BudgetError(
-                f"{self.record['stage']}: max_norm={max_norm:g}, but the charge was opened for "
-                f"max_norm={self.record['max_norm']:g}: use the bound of the charge"
-            )
+        check_norm(self.record["stage"], max_norm, self.record["max_norm"])
 
     def end_use(self) -> None:
         """Count the use of the current draw as spent, even if its sum was not released.

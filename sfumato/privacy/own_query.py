@@ -1,22 +1,31 @@
 """Charge a custom query: `sfumato.open_charge`, for researchers and notebooks."""
 
+import os
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from sfumato.data.cards import read_card
-from sfumato.errors import ConfigError, DataError
+from sfumato.data.cards import Card, read_card
+from sfumato.data.prepare import kept_fingerprint
+from sfumato.errors import BudgetError, ConfigError, DataError
 from sfumato.privacy import authorize
 from sfumato.privacy.accountant import checked_delta
-from sfumato.privacy.charge import Charge, check_norm
+from sfumato.privacy.charge import PROBES, Charge, check_norm
 from sfumato.privacy.events import Mechanism
+from sfumato.privacy.odometer import Odometer
+from sfumato.privacy.policy import check_known, check_lifetime
 from sfumato.privacy.project_ledger import seen_in_project
 from sfumato.privacy.rows import Rows, form_of
+from sfumato.settings.data import SEVERAL
+from sfumato.settings.privacy import UNLIMITED
 from sfumato.settings.stages import STAGES
+from sfumato.storage.in_use import in_use
 
 FAILED = (
     "the function `rows` failed on drawn images. This use of the charge is spent, and nothing was "
@@ -26,15 +35,37 @@ FAILED = (
 
 
 class OwnCharge:
-    """A charge for a custom query: `uses` noisy sums, each over a new draw."""
+    """A charge for a custom query: `uses` noisy sums, each over a new draw.
 
-    def __init__(self, charge: Charge) -> None:
-        self._charge = charge
+    The whole charge is journalled at the first `sum`, after the function has passed its trial.
+    """
+
+    def __init__(
+        self,
+        state: Path,
+        card: Card,
+        work: authorize.ChargeRequest,
+        policy: authorize.SpendingPolicy,
+    ) -> None:
+        self._request = state, card, work, policy
+        self._charge: Charge | None = None
+        self._ended = False
+        self._process = os.getpid()
 
     @property
     def record(self) -> dict:
-        """Record of this charge in the journal. It may be published."""
+        """Record of this charge in the journal. It may be published. There is none before the first
+        `sum`.
+        """
+        if self._charge is None:
+            raise BudgetError("the charge has no record yet: call `sum` first")
         return self._charge.record
+
+    def close(self) -> None:
+        """End the charge. The `with` block does this at its end."""
+        self._ended = True
+        if self._charge is not None:
+            self._charge.close()
 
     def sum(
         self,
@@ -63,20 +94,29 @@ class OwnCharge:
 
         Raises:
             ConfigError: In a trial, the function fails, does not return one row per image, or
-                returns a different row if it is called again. No use is lost.
+                returns a different row if it is called again. Nothing is charged for the first
+                `sum`, and no use is lost until the `with` block ends.
             DataError: The function fails on a drawn image. This use is spent, and nothing is
                 released. Other uses are not lost.
-            BudgetError: All uses are spent, `max_norm` differs from the charge's, or the `with`
-                block has ended.
+            BudgetError: All uses are spent, `max_norm` differs from the charge's, the `with` block
+                has ended, or the lifetime budget was spent since the block began.
 
         Guarantee:
             If each row depends on its own image only, adding or removing one image changes the sum
             by at most `max_norm` in L2, before noise.
         """
-        charge = self._charge
-        name = charge.record["stage"]
-        bound = charge.record["max_norm"] if max_norm is None else max_norm
-        charge.check_norm(bound)
+        _, card, work, _ = self._request
+        name = work.stage
+        if self._ended or os.getpid() != self._process:
+            raise BudgetError(
+                f"{name}: a charge is closed when its `with` block ends, and belongs to one "
+                "process: open a new charge"
+            )
+        bound = work.max_norm
+        if max_norm is not None:
+            bound = plain(max_norm)
+        check_norm(name, bound, work.max_norm)
+        size = plain(size)
         if type(size) is not int or size < 1:
             raise ConfigError(
                 f"{name}: size={size!r} is not a number of images: give a whole number, at least 1"
@@ -86,14 +126,17 @@ class OwnCharge:
             try:
                 return Rows(rows(images, labels))
             except Exception as error:
-                if charge.drawing:
+                if self._charge is not None and self._charge.drawing:
                     raise DataError(f"{name}: {FAILED}") from None
                 raise ConfigError(
                     f"{name}: the function `rows` fails in the trial on random pixels ({error!r}): "
-                    "fix it. No use of the charge is lost"
+                    "fix it. No use of the charge is lost until the `with` block ends"
                 ) from error
 
-        check_repeats(name, guarded, *charge.probe())
+        check_repeats(name, guarded, *trial_images(card))
+        if self._charge is None:
+            self._charge = authorize.open_charge(*self._request)
+        charge = self._charge
         try:
             return charge.sum(guarded, bound, size=size)
         finally:
@@ -103,20 +146,44 @@ class OwnCharge:
 def check_repeats(
     name: str, rows: Callable[[Tensor, Tensor], Rows], images: Tensor, labels: Tensor
 ) -> None:
-    """Raise ConfigError if two calls return different rows for one image of random pixels."""
+    """Raise ConfigError if two calls return different rows for one image of random pixels, or if
+    several images have rows of another form.
+    """
     trials = []
-    for _ in range(2):
+    for count in (1, 1, len(labels)):
         # Clones, because a call may change its arguments, or a buffer that the last call returned
-        trial = rows(images[:1].clone(), labels[:1].clone())
-        trials.append((form_of(trial, 1), trial.left.double().clone()))
-    (form, first), (same, second) = trials
+        trial = rows(images[:count].clone(), labels[:count].clone())
+        trials.append((form_of(trial, count), trial.left.double().clone()))
+    (form, first), (same, second), (several, _) = trials
     if form != same or not torch.allclose(first, second, rtol=1e-3, equal_nan=True):
         raise ConfigError(
             f"{name}: in the trial on random pixels, the function `rows` returned two different "
             "rows for one image. The function remembers earlier images or draws random numbers. "
             "One image could then change the rows of other images, and the noise does not hide "
-            "this change: compute each row from its own image only. No use of the charge is lost"
+            "this change: compute each row from its own image only. No use of the charge is lost "
+            "until the `with` block ends"
         )
+    if form != several:
+        raise ConfigError(
+            f"{name}: the shape or type of a row changes with the number of images in the batch: "
+            "return rows of one shape and type. No use of the charge is lost until the `with` "
+            "block ends"
+        )
+
+
+def trial_images(card: Card) -> tuple[Tensor, Tensor]:
+    """Return public images of random pixels in the shape of the dataset's images, and labels."""
+    labels = torch.arange(PROBES) % len(card.classes)
+    if card.labels == SEVERAL:
+        labels = torch.ones(PROBES, len(card.classes), dtype=torch.uint8)
+    return torch.rand(PROBES, *card.shape, generator=torch.Generator().manual_seed(0)), labels
+
+
+def plain(value: Any) -> Any:
+    """Return a number of NumPy as a number of Python, and any other value unchanged."""
+    if isinstance(value, np.generic):
+        return value.item()
+    return value
 
 
 @contextmanager
@@ -135,9 +202,12 @@ def open_charge(
 ) -> Iterator[OwnCharge]:
     """Open a charge for `uses` Gaussian sums over the sensitive images, and yield the charge.
 
-    Every call opens a new charge. The charge is journalled completely before the first image is
-    drawn, and stays spent even if it is not used. If earlier releases influence your choice of
-    sigma, uses or sample_rate, see `docs/concepts.md` for what is proven about the lifetime budget.
+    Every block opens a new charge. The first `sum` whose function passes its trial journals the
+    whole charge, before an image is drawn. The charge then stays spent, and uses that remain at the
+    end of the block are lost. A block without such a `sum` costs nothing.
+
+    If earlier releases influence your choice of sigma, uses or sample_rate, see `docs/concepts.md`
+    for what is proven about the lifetime budget.
 
     Args:
         state: Private state directory.
@@ -171,24 +241,35 @@ def open_charge(
             f"name={name!r}: give a name of at most 64 letters, digits and underscores, such as "
             "'edges'. It must not start with a digit or be the name of a stage"
         )
+    state = Path(state).expanduser().absolute()  # the block may change the current folder
+    card = Path(card).expanduser().absolute()
     policy = authorize.SpendingPolicy(
-        delta=checked_delta(delta, size_hint), lifetime_epsilon=lifetime_epsilon
+        delta=checked_delta(plain(delta), plain(size_hint)),
+        lifetime_epsilon=plain(lifetime_epsilon),
     )
+    max_norm = plain(max_norm)
     check_norm(name, max_norm)
-    public = read_card(Path(card))
+    public = read_card(card)
     once = secrets.token_hex(16)  # each call counts as different work
-    # In a project, the path of the card is `data/sensitive/card.json`
-    project = Path(card).absolute().parent.parent.parent
     work = authorize.ChargeRequest(
         stage=name,
         plan=once,
         settings=once,
-        mechanism=Mechanism(noise_multiplier=sigma, sample_rate=sample_rate, uses=uses),
+        mechanism=Mechanism(
+            noise_multiplier=plain(sigma), sample_rate=plain(sample_rate), uses=plain(uses)
+        ),
         max_norm=max_norm,
         released="sums of a query of one's own",
         sensitivity=f"{max_norm:g}: rows are scaled to this norm",
-        seen=seen_in_project(public.dataset_id, project, Path(state)),
+        # In a project, the path of the card is `data/sensitive/card.json`
+        seen=seen_in_project(public.dataset_id, card.parent.parent.parent, state),
         unit=public.unit,
     )
-    with closing(authorize.open_charge(Path(state), public, work, policy)) as charge:
-        yield OwnCharge(charge)
+    # `sum` checks all of this again when it journals the charge
+    with in_use(state, public.dataset_id):
+        kept_fingerprint(state, public)
+        odometer = Odometer(state, public.dataset_id)
+        check_known(odometer, public, work.seen, policy.lifetime_epsilon != UNLIMITED)
+        check_lifetime(odometer, {name: work.mechanism}, policy, work.unit)
+    with closing(OwnCharge(state, public, work, policy)) as charge:
+        yield charge

@@ -1,7 +1,9 @@
 """A custom query reaches the images only through a charge."""
 
 import json
+import os
 import traceback
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import sfumato
 from sfumato.data.images import ImageSet
 from sfumato.errors import BudgetError, ConfigError, DataError, SfumatoError
 from sfumato.privacy.events import Mechanism
+from sfumato.privacy.own_query import trial_images
 from sfumato.settings.data import Data
 
 
@@ -31,16 +34,93 @@ def brightness(images, labels):
     return images.mean(dim=(1, 2, 3))[:, None]
 
 
+TRIALS = 5  # calls on images of random pixels, before the first drawn image
+
+
 def test_the_charge_is_journalled_before_the_first_image(owner):
+    journalled = []
+
+    def rows(images, labels):
+        journalled.append(len(owner.odometer.opened()))
+        return brightness(images, labels)
+
     with opened(owner, uses=2, sample_rate=0.5) as charge:
+        charge.sum(rows, size=100)
         (record,) = owner.odometer.opened()
         assert record == charge.record and record["stage"] == "edges"
         assert Mechanism.from_json(record["event"]) == Mechanism(
             noise_multiplier=50.0, sample_rate=0.5, uses=2
         )
-    with opened(owner):
-        pass
+    assert journalled[0] == 0 and {*journalled[TRIALS:]} == {1}
+    with opened(owner) as charge:
+        charge.sum(brightness)
     assert len(owner.odometer.opened()) == 2
+
+
+def without_columns(images, labels):
+    return images.mean(dim=(1, 2, 3))
+
+
+MISTAKES = {
+    "rows without columns": (without_columns, {}),
+    "other rows in a batch": (lambda x, y: torch.ones(len(x), 1 + (len(x) > 1)), {}),
+    "a failure": (lambda x, y: x.unknown, {}),
+    "another bound": (brightness, {"max_norm": 0.5}),
+    "no size": (brightness, {"size": 0}),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_that_ends_the_block_costs_nothing(owner, mistake):
+    rows, words = MISTAKES[mistake]
+    with pytest.raises(SfumatoError), opened(owner) as charge:
+        charge.sum(rows, **words)
+    with opened(owner) as unused, pytest.raises(BudgetError, match="call `sum` first"):
+        _ = unused.record
+    for ended in (charge, unused):
+        with pytest.raises(BudgetError, match="closed when its `with` block ends"):
+            ended.sum(brightness)
+    assert not owner.odometer.opened()
+
+
+def test_the_lifetime_is_checked_again_at_the_first_sum(owner):
+    with opened(owner, sigma=0.6) as charge, opened(owner, sigma=0.6) as other:
+        charge.sum(brightness, size=100)
+        with pytest.raises(BudgetError, match="would be exceeded"):
+            other.sum(brightness, size=100)
+    assert owner.odometer.opened() == [charge.record]
+
+
+def test_a_forked_process_cannot_open_the_charge(owner):
+    with opened(owner) as charge:
+        child = os.fork()
+        if not child:
+            try:
+                charge.sum(brightness)
+            except BudgetError:
+                os._exit(0)
+            os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+    assert not owner.odometer.opened()
+
+
+def test_the_block_may_change_the_current_folder(owner, tmp_path, monkeypatch):
+    monkeypatch.chdir(owner.state.parent)
+    words = {"name": "edges", "sigma": 50.0, "size_hint": 1500, "lifetime_epsilon": 10.0}
+    with sfumato.open_charge(owner.state.name, "card.json", **words) as charge:
+        monkeypatch.chdir("/")
+        charge.sum(brightness, size=100)
+    assert owner.odometer.opened() == [charge.record]
+
+
+def test_numbers_of_numpy_are_numbers(owner):
+    words = {"sigma": np.float32(50), "size_hint": np.int64(1500), "uses": np.int64(2)}
+    words |= {"sample_rate": np.float32(0.5), "max_norm": np.float32(2), "delta": np.float64(1e-5)}
+    with opened(owner, **words, lifetime_epsilon=np.float32(10)) as charge:
+        charge.sum(brightness, np.float64(2), size=np.int64(100))
+    assert json.loads(json.dumps(charge.record)) == charge.record
+    with pytest.raises(BudgetError, match="uses"), opened(owner, uses=np.True_):
+        raise AssertionError("opened")
 
 
 def test_a_sum_is_of_bounded_rows_made_of_one_image_each(owner):
@@ -52,7 +132,7 @@ def test_a_sum_is_of_bounded_rows_made_of_one_image_each(owner):
 
     with opened(owner, sigma=1.0, lifetime_epsilon="unlimited") as charge:
         total = charge.sum(rows)
-    images = seen[4:]  # the first four calls are trials on public noise
+    images = seen[TRIALS:]
     assert {*images} == {1} and abs(total.item() - len(images)) < 8  # standard deviations
 
 
@@ -130,13 +210,13 @@ def test_a_function_without_one_row_per_image_is_refused(owner, wrong):
 def seen_otherwise(rows):
     """Return a function that is `brightness` on public noise, and `rows` on drawn images.
 
-    The first four calls get public noise.
+    The first TRIALS calls get public noise.
     """
     calls = []
 
     def function(images, labels):
         calls.append(len(images))
-        return brightness(images, labels) if len(calls) <= 4 else rows(images, labels)
+        return brightness(images, labels) if len(calls) <= TRIALS else rows(images, labels)
 
     return function
 
@@ -242,16 +322,22 @@ def test_a_function_may_change_its_own_arguments(owner):
         assert total.item() == pytest.approx(charge.sum(brightness).item() / 2, rel=1e-3)
 
 
-def test_labels_of_the_trial_are_labels_of_the_set(owner):
-    with hidden(owner) as charge:
-        drawn = charge._charge._images
-        charge._charge._images = ImageSet(drawn.images, drawn.labels % 2, ("even", "odd"))
-        total = charge.sum(lambda x, y: torch.nn.functional.one_hot(y, 2))
-    assert total.sum().item() == pytest.approx(len(drawn), abs=1e-3)
+@pytest.mark.parametrize(
+    "kind, labels", [("one", np.arange(6) % 2), ("several", np.ones((6, 2), np.uint8))]
+)
+def test_trials_have_the_form_of_the_set(owner, kind, labels):
+    found = []
+    card = replace(owner.card, classes=("even", "odd"), labels=kind)
+    images = np.zeros((6, 8, 8, 1), np.uint8)
+    for batch in (trial_images(card), ImageSet(images, labels, card.classes).batch(np.arange(4))):
+        found.append([(part.shape, part.dtype) for part in batch])
+        assert int(batch[1].max()) == 1
+    assert found[0] == found[1]
 
 
 def test_a_journal_without_a_charge_of_the_project_is_refused(owner):
     with opened(owner) as charge:
+        charge.sum(brightness)
         record = charge.record
     kept = owner.state / "runs" / ("f" * 32) / "released"
     kept.mkdir(parents=True)
@@ -307,15 +393,16 @@ def test_a_failing_function_spends_one_use_in_silence(owner, kind):
 
 
 def test_what_is_left_of_a_draw_that_was_given_up_cannot_be_seen(owner):
-    with hidden(owner, uses=2) as charge:
+    with hidden(owner, uses=3) as charge:
+        charge.sum(brightness)
         left = charge._charge.batches(size=4)
         next(left)
         charge._charge.end_use()
         with pytest.raises(BudgetError, match="this draw has ended"):
             next(left)
-        assert charge._charge.used == 1
+        assert charge._charge.used == 2
         charge._charge.end_use()
-        assert charge._charge.used == 1  # without a draw nothing is spent
+        assert charge._charge.used == 2  # without a draw nothing is spent
 
 
 @pytest.mark.parametrize("bound", [0, -1, 0.5, 2.0, float("nan"), float("inf"), "1", True, None])
