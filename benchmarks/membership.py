@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import typer
-from scipy.stats import norm
 
 from sfumato.data.images import ImageSet, load_images, strata
 from sfumato.data.store import read_card
+from sfumato.evaluation.downstream import interval_of, resampled, unit_numbers
 from sfumato.evaluation.metrics.neighbours import nearest_rows
 from sfumato.privacy.authorize import open_local
 from sfumato.settings.stage import ARTIFACTS, CARD_PATH
@@ -31,7 +31,8 @@ class Attack:
     """Result of an attack.
 
     auc: probability that a member scores above one of the others, 1/2 by chance; low, high:
-    95 % confidence interval of `auc`; hits: share of members found at 1 % false alarms.
+    95 % confidence interval of `auc`, over persons if they are known; hits: share of members found
+    at 1 % false alarms.
     """
 
     name: str
@@ -47,34 +48,33 @@ class Attack:
         return "members are distinguishable" if self.low > 0.5 else "finds nothing"
 
 
-def pixels_of(image_set: ImageSet, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Take at most `count` images, by a fixed public seed. Returns (n, d) pixels, (n,) labels.
+def some_of(image_set: ImageSet, count: int) -> ImageSet:
+    """Take at most `count` images, by a fixed public seed."""
+    return image_set.take(np.sort(np.random.default_rng(0).permutation(len(image_set))[:count]))
 
-    If images have several labels, all returned labels are 0.
-    """
-    part = image_set.take(np.sort(np.random.default_rng(0).permutation(len(image_set))[:count]))
+
+def pixels_of(part: ImageSet) -> tuple[np.ndarray, np.ndarray]:
+    """Return (n, d) pixels in [0, 1], and (n,) labels. Several labels of an image become 0."""
     return part.images.reshape(len(part), -1).astype(np.float32) / 255, strata(part.labels)
 
 
-def score(name: str, members: np.ndarray, others: np.ndarray) -> Attack:
-    """Evaluate an attack by its scores of members and of others; members should score higher.
+def score(name: str, members: np.ndarray, others: np.ndarray, persons: np.ndarray) -> Attack:
+    """Evaluate an attack by its scores of n members and of m others; members should score higher.
 
-    The interval is Hanley and McNeil's (1982), for large samples.
+    The interval is from a bootstrap over persons. persons: (n + m,), equal numbers for images of
+    one person, first of the members, then of the others.
     """
-    from sklearn.metrics import roc_auc_score
-
-    inside = np.concatenate([np.ones(len(members)), np.zeros(len(others))])
-    auc = float(roc_auc_score(inside, np.concatenate([members, others])))
-    one, two = auc / (2 - auc), 2 * auc**2 / (1 + auc)
-    spread = (
-        auc * (1 - auc) + (len(members) - 1) * (one - auc**2) + (len(others) - 1) * (two - auc**2)
-    )
-    error = float(norm.ppf(0.975)) * float(np.sqrt(max(spread, 0.0) / (len(members) * len(others))))
+    weights = np.stack([*resampled(len(persons), persons)])
+    inside, outside = np.split(weights, [len(members)], axis=1)
+    above = (members[:, None] > others) + (members[:, None] == others) / 2  # (n, m)
+    pairs = inside.sum(axis=1) * outside.sum(axis=1)
+    drawn = ((inside @ above) * outside).sum(axis=1)[pairs > 0] / pairs[pairs > 0]
+    low, high = interval_of(drawn)
     return Attack(
         name=name,
-        auc=auc,
-        low=max(0.0, auc - error),
-        high=min(1.0, auc + error),
+        auc=float(above.mean()),
+        low=low,
+        high=high,
         hits=float((members > np.quantile(others, 0.99)).mean()),
         members=len(members),
         others=len(others),
@@ -90,8 +90,11 @@ def membership(release: ImageSet, sensitive: ImageSet, holdout: ImageSet) -> lis
     """
     from sklearn.linear_model import LogisticRegression
 
-    sets = [pixels_of(sensitive, MOST), pixels_of(holdout, MOST)]
-    known, labels = pixels_of(release, TRAINED)
+    parts = [some_of(part, MOST) for part in (sensitive, holdout)]
+    units = [unit_numbers(len(part), part.groups) for part in parts]
+    persons = np.concatenate([units[0], -1 - units[1]])
+    sets = [*map(pixels_of, parts)]
+    known, labels = pixels_of(some_of(release, TRAINED))
     near = []
     for pixels, own in sets:
         # an image of a class that was not released counts as farthest
@@ -100,7 +103,7 @@ def membership(release: ImageSet, sensitive: ImageSet, holdout: ImageSet) -> lis
             found[own == label] = -nearest_rows(pixels[own == label], known[labels == label])[1]
         near.append(found)
     kind = "distance to the nearest" + (" of its class" if release.labels.ndim == 1 else "")
-    attacks = [score(kind, *near)]
+    attacks = [score(kind, *near, persons)]
     if len(np.unique(labels)) > 1:
         model = LogisticRegression(max_iter=200).fit(known, labels)
         column = {label: i for i, label in enumerate(model.classes_)}
@@ -115,7 +118,7 @@ def membership(release: ImageSet, sensitive: ImageSet, holdout: ImageSet) -> lis
                     ]
                 )
             )
-        attacks.append(score("a classifier's confidence in its label", *sure))
+        attacks.append(score("a classifier's confidence in its label", *sure, persons))
     return attacks
 
 

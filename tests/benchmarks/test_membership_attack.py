@@ -1,6 +1,7 @@
 """Membership inference finds copies, and finds nothing where there is nothing."""
 
 import numpy as np
+import pytest
 from membership import membership
 
 from sfumato.data.images import ImageSet
@@ -32,3 +33,23 @@ def test_a_class_that_the_release_lacks_stops_no_attack():
     keep = release.labels == 0
     only = ImageSet(release.images[keep], release.labels[keep], release.classes)
     assert all(np.isfinite(attack.auc) for attack in membership(only, sensitive, holdout))
+
+
+@pytest.mark.parametrize("grouped", [True, False])
+def test_images_of_the_same_person_give_no_false_alarm(grouped, monkeypatch):
+    """By chance, an interval over persons is above 1/2 in 2.5 % of cases, and one over images in
+    20 %. So if persons are known, at least 7 of 80 alarms have a probability of 0.4 %.
+    """
+    monkeypatch.setattr("sfumato.evaluation.downstream.RESAMPLES", 100)
+    random = np.random.default_rng(0)
+
+    def pictures(persons: int, each: int) -> ImageSet:
+        of_person = np.arange(persons).repeat(each)
+        images = random.integers(0, 200, (persons, 4, 4, 1))[of_person]
+        images = (images + random.integers(0, 56, images.shape)).astype(np.uint8)
+        labels = random.integers(0, 2, persons)[of_person]
+        return ImageSet(images, labels, ("a", "b"), of_person if grouped else None)
+
+    runs = [membership(pictures(40, 1), pictures(40, 8), pictures(40, 8)) for _ in range(40)]
+    alarms = [attack.outcome != "finds nothing" for attacks in runs for attack in attacks]
+    assert (sum(alarms) < 7) == grouped
