@@ -119,23 +119,26 @@ def write_texts(out: Path, texts: Mapping[str, str]) -> None:
 def risk_line(made: Plan) -> str:
     """State how often an attacker's guess can be right: with this plan, and at a smaller ε.
 
-    At the smaller ε, the attacker's advantage over a coin toss is half as large.
+    At the smaller ε, the attacker's advantage over a coin toss is half as large. It is left out if
+    both percentages would be the same.
     """
     mechanisms = tuple(made.mechanisms.values())
     adjacency = made.budget["adjacency"]
     one = "person" if made.params.privacy.unit == GROUP else "image"
     guess = best_guess(mechanisms, adjacency)
-    half = noise_for_guess(mechanisms, (guess + 0.5) / 2, adjacency)
+    smaller = (guess + 0.5) / 2
+    risk = (
+        f"risk: an attacker who guesses whether one {one} is in the set is right at most "
+        f"{percent_up(guess)} % of the time (chance: 50 %), even if they know all other {one}s"
+    )
+    if percent_up(smaller) == percent_up(guess):
+        return risk
+    half = noise_for_guess(mechanisms, smaller, adjacency)
     events = [
         replace(each, noise_multiplier=half * each.noise_multiplier).event for each in mechanisms
     ]
     lower = epsilon(events, made.budget["delta"], made.budget["accountant"], adjacency)
-    most = (
-        f"at most {percent_up(guess)} % of the time (chance: 50 %), even if they know all other "
-        f"{one}s"
-    )
-    less = f"At ε = {lower:.2g}, it would be at most {percent_up((guess + 0.5) / 2)} %"
-    return f"risk: an attacker who guesses whether one {one} is in the set is right {most}. {less}"
+    return f"{risk}. At ε = {lower:.2g}, it would be at most {percent_up(smaller)} %"
 
 
 def share_lines(made: Plan, content: Mapping[str, object], file: Path) -> Iterator[str]:

@@ -14,6 +14,7 @@ from sfumato.errors import BudgetError, ConfigError
 from sfumato.features import PACKAGE
 from sfumato.generators.network import Generator
 from sfumato.planning.checks import Setup
+from sfumato.planning.make import risk_line
 from sfumato.planning.resolve import make_plan, noise_requests, plan_texts, warnings_of
 from sfumato.privacy.accountant import default_delta, epsilon
 from sfumato.privacy.ledger import read_ledger
@@ -689,3 +690,10 @@ def test_a_stream_without_a_network_of_its_own_is_refused():
             problem for problem in problems if "synthesize.stream requires a network" in problem
         ]
         assert len(found) == stream
+
+
+@pytest.mark.parametrize(("target", "sentences"), [(1e-6, 1), (1.0, 2)])
+def test_a_smaller_risk_is_stated_only_if_it_looks_smaller(target, sentences):
+    """At an ε near 0, both percentages are 50.1 %."""
+    made = make_plan(params(recipe="dp-merf", privacy={"epsilon": target}), card())
+    assert risk_line(made).count("at most") == sentences
