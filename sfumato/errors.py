@@ -45,6 +45,8 @@ class SfumatoError(Exception):
             form of a name such as {option.size_hint}.
         option: Option of a command, or parameter of a function, that is wrong.
         proposed: Suggested value for the option.
+        undecided: Whether only the owner can choose the option's value, so that a front end may
+            prompt for it.
         values: Further values to insert into the template.
     """
 
@@ -52,7 +54,6 @@ class SfumatoError(Exception):
     # Whether the text depends only on public facts, so that a log may show it even after sensitive
     # files were opened
     public = False
-    # Whether only the owner can choose the option's value, so that a front end may prompt for it
     undecided = False
 
     def __init__(
@@ -61,11 +62,13 @@ class SfumatoError(Exception):
         *,
         option: str | None = None,
         proposed: str | None = None,
+        undecided: bool = False,
         **values: object,
     ) -> None:
         super().__init__(text)
         self.option = option
         self.proposed = proposed
+        self.undecided |= undecided
         self.values = values
 
     def __str__(self) -> str:
