@@ -227,13 +227,16 @@ def requiring(what: str) -> Iterator[None]:
         ) from error
 
 
-def nearest(name: str, known: Iterable[str], otherwise: str | None = None) -> str:
+def nearest(
+    name: str, known: Iterable[str], otherwise: str | None = None, cutoff: float = 0.6
+) -> str:
     """Return a hint for an unknown name: the closest known name, if one is similar.
 
     If no name is similar, return `otherwise` or, without `otherwise`, a list of all known names.
+    cutoff: minimum similarity, as in `difflib.get_close_matches`.
     """
     known = list(known)
-    near = difflib.get_close_matches(name, known, 1)
+    near = difflib.get_close_matches(name, known, 1, cutoff)
     if near:
         return f"did you mean {near[0]!r}?"
     return otherwise or f"expected one of {', '.join(known)}"

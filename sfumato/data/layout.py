@@ -605,9 +605,15 @@ def unclear_order(path: Path, outer: Sequence[Path], inner: Sequence[Path]) -> C
             ". If the folder {one} stands for neither a class nor a person, give the path {folder} "
             "instead"
         )
-    names = {"one": outer[0].name, "other": inner[0].name}
     return Unclear(
-        text, option="groups", proposed=proposed, path=path, table=table, folder=outer[0], **names
+        text,
+        option="groups",
+        proposed=proposed,
+        path=path,
+        table=table,
+        folder=outer[0],
+        one=outer[0].name,
+        other=inner[0].name,
     )
 
 
