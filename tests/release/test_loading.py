@@ -459,7 +459,10 @@ LIES = {
         "states images=6000, but according to the other files it is 40",
     ),
     "another shape": (stating(shape=[3, 8, 8]), "states shape="),
-    "a class less": (stating(classes=list("012345678")), r"labels\.npy has labels 0\.\.9, expected 0\.\.8"),
+    "a class less": (
+        stating(classes=list("012345678")),
+        r"labels\.npy has labels 0\.\.9, expected 0\.\.8",
+    ),
     "a class twice": (stating(classes=["0"] * 10), "names a class twice"),
     "classes no names": (stating(classes=list(range(10))), "not a list of names"),
     "other kinds": (stating(kinds={"plain": 30, "public": 10}), "states kinds="),
