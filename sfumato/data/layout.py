@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from itertools import chain, groupby, islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -605,15 +606,9 @@ def unclear_order(path: Path, outer: Sequence[Path], inner: Sequence[Path]) -> C
             ". If the folder {one} stands for neither a class nor a person, give the path {folder} "
             "instead"
         )
+    names: dict[str, Any] = {"one": outer[0].name, "other": inner[0].name}
     return Unclear(
-        text,
-        option="groups",
-        proposed=proposed,
-        path=path,
-        table=table,
-        folder=outer[0],
-        one=outer[0].name,
-        other=inner[0].name,
+        text, option="groups", proposed=proposed, path=path, table=table, folder=outer[0], **names
     )
 
 
