@@ -24,7 +24,9 @@ def named(common: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(kind, text) for kind, text in parts.items()])
 
 
-def certificate(common: str, key, issuer: str, issuer_key, purpose=None) -> bytes:
+def certificate(
+    common: str, key, issuer: str, issuer_key, purpose=None, lasts=timedelta(days=30)
+) -> bytes:
     """Issue a certificate in PEM. purpose: extended key usage; None for an authority."""
     authority = purpose is None
     usage = dict.fromkeys(
@@ -47,7 +49,7 @@ def certificate(common: str, key, issuer: str, issuer_key, purpose=None) -> byte
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=30))
+        .not_valid_after(now + lasts)
         .add_extension(x509.BasicConstraints(ca=authority, path_length=None), critical=True)
         .add_extension(x509.KeyUsage(**usage), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
@@ -62,7 +64,7 @@ def certificate(common: str, key, issuer: str, issuer_key, purpose=None) -> byte
 
 
 def write_chain(
-    folder: Path, common: str, purpose=SIGNING, kind: str = "P-256"
+    folder: Path, common: str, purpose=SIGNING, kind: str = "P-256", **more: timedelta
 ) -> tuple[Path, Path]:
     """Write a chain and its key. Returns their paths."""
     above = KEYS["P-256"]()
@@ -70,7 +72,8 @@ def write_chain(
     chain = folder / f"{common}.pem"
     secret = folder / f"{common}.key"
     chain.write_bytes(
-        certificate(common, key, "CA", above, purpose) + certificate("CA", above, "CA", above)
+        certificate(common, key, "CA", above, purpose, **more)
+        + certificate("CA", above, "CA", above)
     )
     secret.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
     return chain, secret

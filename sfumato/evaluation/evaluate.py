@@ -79,7 +79,7 @@ def evaluate_folder(
     limits: list[str] = []
     public = public_extractor(plan.settings, plan.shape, limits)
     train, held_out = open_local(state, card, "evaluate", everywhere=True)
-    holdout, copied = without_copies(held_out, train)
+    holdout, copied = without_copies(held_out, train, card.split)
     metrics = evaluate_release(synthetic, train, holdout, plan.settings, extractor, progress)
     leads = distributed.is_main()
     distributed.leave_group()

@@ -20,21 +20,29 @@ ALIKE = 0.9975
 AT_ONCE = 4096  # Images to compare at a time
 
 
-def without_copies(holdout: ImageSet, train: ImageSet) -> tuple[ImageSet, list[str]]:
+def without_copies(holdout: ImageSet, train: ImageSet, split: str) -> tuple[ImageSet, list[str]]:
     """Return the hold-out without copies of training images, and a list of warnings.
 
     If there are copies, the list contains one warning, which states their number. All processes
-    must call this function.
+    must call this function. split: kind of the hold-out, as on the data card.
     """
     copied = distributed.broadcast_object(copies(holdout, train))
     if not copied.any():
         return holdout, []
+    advice = (
+        "Before the next release, remove near-duplicates, or set data.groups so that they belong "
+        "to the same person"
+    )
+    if split == "official":
+        advice = (
+            "Put other pictures into test/, or move all pictures into train/, so that a hold-out "
+            "is drawn at random"
+        )
     return holdout.take(~copied), [
         "the hold-out contains copies of training images, perhaps resized (copies: "
         f"{copied.sum()} of {len(holdout)} hold-out images). These copies are left out of all "
         "results. In the tests for copies, all images that resemble another image are left out. "
-        "Put other pictures into test/, or move all pictures into train/, so that a hold-out is "
-        "drawn at random"
+        f"{advice}"
     ]
 
 

@@ -103,7 +103,7 @@ def verdict(
         level = UNJUDGED
         sentence = (
             f"the hold-out needs at least {FEWEST_OF_A_CLASS} images of each class, but has only "
-            f"{present.min()} of the smallest class. Hold out more images"
+            f"{present.min()} of the smallest class. Hold out more images in the next release"
         )
     elif above <= clear:
         level = "unknown"
@@ -120,7 +120,7 @@ def verdict(
     part = "" if learned is None else f" ({100 * max(learned, 0):.0f} % of what there is to learn)"
     parts = [f"{level}{part}: {sentence}"]
     if level != UNJUDGED:
-        parts += remarks(metrics, balanced)
+        parts += remarks(metrics, balanced, clear)
     if metrics.get("mixture"):
         chosen = metrics["mixture"]["chosen"]
         parts.append(
@@ -140,29 +140,35 @@ def verdict(
     }
 
 
-def remarks(metrics: Mapping[str, Any], balanced: Mapping[str, float]) -> Iterator[str]:
+def remarks(
+    metrics: Mapping[str, Any], balanced: Mapping[str, float], clear: float
+) -> Iterator[str]:
     """Yield further remarks for the owner: sentences without their full stops.
 
-    balanced: balanced accuracies, as in `verdict`.
+    balanced: balanced accuracies, as in `verdict`; clear: smallest difference from chance that
+    counts. A released classifier that does not reach it is not recommended.
     """
     better = max(HANDED_OUT, key=lambda name: balanced.get(name, 0.0))
     known = balanced.get(better, 0.0)
     real = balanced.get("real", 1.0)
-    if known > real:
+    chance = balanced["chance"]
+    learned = known - chance > clear
+    if learned and known > real:
         yield (
             f"The result of the {better} ({100 * known:.0f} %) counts as 100 % of what there is to "
             "learn, because the best classifier trained on the real images reaches only "
             f"{100 * real:.0f} %"
         )
     agreed = metrics.get("agreement", 1.0)
-    chance = balanced["chance"]
     if (agreed - chance) / (1 - chance) < VERDICT_LEVELS["poor"][0]:
         yield (
             f"Only {100 * agreed:.0f} % of the drawn images have the label that was requested from "
             f"the generator ({100 * chance:.0f} % would be expected by chance), so the images do "
-            "not show what their labels state. Share the teacher instead"
+            "not show what their labels state"
         )
-    if known > balanced["release"] + 0.02:
+        if learned:
+            yield f"Share the {better} instead"
+    if learned and known > balanced["release"] + 0.02:
         yield (
             f"If you only need a classifier, use the {better}: it classifies better than "
             "classifiers trained on the release"

@@ -124,9 +124,15 @@ def signature_in(picture: Path) -> str:
         if "ManifestNotFound" in str(error):
             return "none"
         return escaped(f"unreadable ({error})")
-    if reader.get_validation_state() == "Invalid":
-        return "invalid: the picture was changed after it was signed"
     time = about.get("time", "no time stamp")
+    failures = reader.get_validation_results()["activeManifest"]["failure"]
+    codes = {failure["code"] for failure in failures} - {"signingCredential.untrusted"}
+    if codes == {"signingCredential.expired"}:
+        time += ", and the certificate has expired"
+    elif reader.get_validation_state() == "Invalid":
+        if any(code.endswith(".mismatch") for code in codes):
+            return "invalid: the picture was changed after it was signed"
+        return f"invalid: {', '.join(sorted(codes))}"
     return escaped(
         f"{SIGNED_BY} {about['common_name']}, {about['issuer']}; {time}; the issuer was not checked"
     )

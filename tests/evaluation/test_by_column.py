@@ -97,7 +97,10 @@ def test_compared_cells_stay_in_the_private_hold_out(clinic, tmp_path):
     assert [path.parent.name for path in state.rglob("compared.npy")] == ["holdout"]
     assert "site" not in json.dumps(json.loads(card.read_text()))
     train = ImageSet(holdout.images[:1], holdout.labels[:1], holdout.classes)
-    assert without_copies(holdout, train)[0].compared.tolist() == holdout.compared[1:].tolist()
+    assert (
+        without_copies(holdout, train, "keyed")[0].compared.tolist()
+        == holdout.compared[1:].tolist()
+    )
 
 
 def test_a_column_without_a_table_is_refused(clinic, tmp_path):

@@ -42,19 +42,23 @@ def test_copies_of_training_images_are_left_out_and_counted(drawn, side):
     fresh = drawn[40:60]
     copied = train[:10] if side == 64 else resized(train[:10], side)
     groups = np.arange(30)
-    left, (warning,) = without_copies(images_of(copied, fresh, groups=groups), images_of(train))
+    given = images_of(copied, fresh, groups=groups)
+    left, (warning,) = without_copies(given, images_of(train), "keyed")
     assert "resized (copies: 10 of 30 hold-out" in warning and np.array_equal(left.images, fresh)
     assert np.array_equal(left.groups, groups[10:]) and np.array_equal(
         left.labels, np.arange(10, 30) % 2
     )
+    assert "remove near-duplicates" in warning and "at random" not in warning
+    (warning,) = without_copies(given, images_of(train), "official")[1]
+    assert "a hold-out is drawn at random" in warning and "near-duplicates" not in warning
 
 
 def test_a_hold_out_without_copies_is_itself(drawn, digits):
     holdout = images_of(drawn[40:])
-    assert without_copies(holdout, images_of(drawn[:40])) == (holdout, [])
+    assert without_copies(holdout, images_of(drawn[:40]), "keyed") == (holdout, [])
     first = digits.take(np.arange(400))
     others = digits.take(np.arange(400, 1797))
-    assert without_copies(first, others) == (first, [])
+    assert without_copies(first, others, "keyed") == (first, [])
 
 
 def test_a_few_that_look_alike_are_no_copies_and_equal_ones_are(drawn):
@@ -64,9 +68,9 @@ def test_a_few_that_look_alike_are_no_copies_and_equal_ones_are(drawn):
     train = drawn[:1]
     holdout = np.repeat(drawn[1:2], round(2 / LOOK_ALIKES), axis=0)
     holdout[0] = resized(train, 60)[0]
-    assert without_copies(images_of(holdout), images_of(train))[1] == []
+    assert without_copies(images_of(holdout), images_of(train), "official")[1] == []
     holdout[1] = train[0]
-    left, (warning,) = without_copies(images_of(holdout), images_of(train))
+    left, (warning,) = without_copies(images_of(holdout), images_of(train), "official")
     assert "(copies: 1 of 200 hold-out images)" in warning and len(left) == 199
 
 
@@ -100,7 +104,7 @@ def test_copies_within_a_set_give_no_alarm(drawn):
         rare = [image.tobytes() not in often for image in real.images]
         return np.array(rare) + random.random(len(real))
 
-    left = without_copies(holdout, train)[0]
+    left = without_copies(holdout, train, "keyed")[0]
     assert not compare_sets(losses, *without_repeats(train, holdout), random)["rings"]
     assert compare_sets(losses, train, left, random)["rings"], "copies have low losses"
 

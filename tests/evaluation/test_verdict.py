@@ -102,10 +102,11 @@ def test_a_teacher_that_beats_real_training_is_the_ruler():
     ("agreement", "stated"), [(0.2, True), (0.25, True), (0.3, True), (0.35, False), (0.9, False)]
 )
 def test_labels_that_agree_with_requests_by_chance_are_named(agreement, stated):
-    said = judged(0.5, agreement=agreement)["sentence"]
-    assert (
-        "label that was requested from the generator" in said and "Share the teacher" in said
-    ) is stated
+    teacher = {"accuracy": 0.5, "balanced_accuracy": 0.5}
+    said = judged(0.5, agreement=agreement, teacher=teacher)["sentence"]
+    assert ("label that was requested from the generator" in said) is stated
+    assert ("Share the teacher" in said) is stated
+    assert "Share" not in judged(0.5, agreement=agreement)["sentence"], "there is no teacher"
 
 
 def test_the_teacher_is_recommended_where_it_is_better():
@@ -113,6 +114,17 @@ def test_the_teacher_is_recommended_where_it_is_better():
     found = judged(0.8, teacher=teacher)
     assert "teacher" in found["sentence"] and found["accuracy"]["teacher"] == 0.9
     assert "teacher" not in judged(0.89, teacher=teacher)["sentence"]
+
+
+def test_a_teacher_near_chance_is_not_recommended():
+    """On 40 images, 30 % is not clearly better than 25 %."""
+    few = np.arange(40) % 4
+    teacher = {"accuracy": 0.3, "balanced_accuracy": 0.3, "membership": {"rings": True}}
+    found = judged(0.25, real=0.26, labels=few, agreement=0.25, teacher=teacher)
+    assert found["level"] == "unknown" and "label that was requested" in found["sentence"]
+    for words in ("use the teacher", "Share", "counts as"):
+        assert words not in found["sentence"]
+    assert "A SIGN THAT THE TEACHER REMEMBERS" in found["sentence"]
 
 
 def test_without_the_bound_the_verdict_is_never_kinder():

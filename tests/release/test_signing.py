@@ -4,7 +4,9 @@ detect changed pictures.
 
 import io
 import threading
+import time
 import zipfile
+from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -50,7 +52,20 @@ def test_a_changed_pixel_and_an_unsigned_picture_are_told_apart(tmp_path, pictur
     assert read(tmp_path, picture) == "none"
     signed = bytearray(png_signer(Signing(*write_chain(tmp_path, "Data office")), MARK)(picture))
     signed[signed.index(b"IDAT") + 20] ^= 1
-    assert read(tmp_path, bytes(signed)).startswith("invalid")
+    assert read(tmp_path, bytes(signed)) == "invalid: the picture was changed after it was signed"
+
+
+def test_an_expired_certificate_is_not_a_changed_picture(tmp_path, picture):
+    chain = write_chain(tmp_path, "Data office", lasts=timedelta(seconds=2))
+    signed = png_signer(Signing(*chain), MARK)(picture)
+    deadline = time.monotonic() + 5
+    while "expired" not in (text := read(tmp_path, signed)):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert text.startswith(f"{SIGNED_BY} Data office, The clinic; no time stamp, and the cert")
+    signed = bytearray(signed)
+    signed[signed.index(b"IDAT") + 20] ^= 1
+    assert "changed" in read(tmp_path, bytes(signed))
 
 
 def test_a_signer_s_name_cannot_move_the_cursor(tmp_path, picture):

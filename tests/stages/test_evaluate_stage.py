@@ -152,11 +152,18 @@ def test_proposals_test_for_copies_without_training(desk, evaluate, terminal):
 
 
 def test_a_provided_hold_out_qualifies_the_test_for_copies(evaluate):
+    folder = Path("state/data/digits")
+    images = np.load(folder / "holdout/images.npy")
+    images[0] = np.load(folder / "sensitive/images.npy")[0]
+    np.save(folder / "holdout/images.npy", images)
     evaluate(extractor="pixels", fidelity=["disclosure"])
     card = replace(read_card(CARD), split="official")
-    Path("state/data/digits/card.json").write_bytes(card_text(asdict(card)))
-    drawn, brought = (found["verdict"]["sentence"] for found in (measured(), by_library(card)))
+    (folder / "card.json").write_bytes(card_text(asdict(card)))
+    found = measured(), by_library(card)
+    drawn, brought = (one["verdict"]["sentence"] for one in found)
     assert brought == f"{drawn} {library.NOT_BY_CHANCE}"
+    drawn, brought = (one["warnings"][0] for one in found)
+    assert "into test/" not in drawn and "into test/" in brought
 
 
 def test_the_library_measures_what_the_stage_does(evaluate):
