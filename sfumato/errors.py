@@ -45,6 +45,8 @@ class SfumatoError(Exception):
             form of a name such as {option.size_hint}.
         option: Option of a command, or parameter of a function, that is wrong.
         proposed: Suggested value for the option.
+        undecided: Whether only the owner can choose the option's value, so that a front end may
+            prompt for it.
         values: Further values to insert into the template.
     """
 
@@ -52,7 +54,6 @@ class SfumatoError(Exception):
     # Whether the text depends only on public facts, so that a log may show it even after sensitive
     # files were opened
     public = False
-    # Whether only the owner can choose the option's value, so that a front end may prompt for it
     undecided = False
 
     def __init__(
@@ -61,11 +62,13 @@ class SfumatoError(Exception):
         *,
         option: str | None = None,
         proposed: str | None = None,
+        undecided: bool = False,
         **values: object,
     ) -> None:
         super().__init__(text)
         self.option = option
         self.proposed = proposed
+        self.undecided |= undecided
         self.values = values
 
     def __str__(self) -> str:
@@ -224,13 +227,16 @@ def requiring(what: str) -> Iterator[None]:
         ) from error
 
 
-def nearest(name: str, known: Iterable[str], otherwise: str | None = None) -> str:
+def nearest(
+    name: str, known: Iterable[str], otherwise: str | None = None, cutoff: float = 0.6
+) -> str:
     """Return a hint for an unknown name: the closest known name, if one is similar.
 
     If no name is similar, return `otherwise` or, without `otherwise`, a list of all known names.
+    cutoff: minimum similarity, as in `difflib.get_close_matches`.
     """
     known = list(known)
-    near = difflib.get_close_matches(name, known, 1)
+    near = difflib.get_close_matches(name, known, 1, cutoff)
     if near:
         return f"did you mean {near[0]!r}?"
     return otherwise or f"expected one of {', '.join(known)}"

@@ -5,7 +5,6 @@ The results are local: they must not be shared.
 
 from __future__ import annotations
 
-import json
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +14,7 @@ import typer
 
 from sfumato.errors import BudgetError
 from sfumato.settings.stage import ARTIFACTS, CARD_PATH, LEDGER, LOCAL, Stage, unknown_name
-from sfumato.storage.files import write_local
+from sfumato.storage.files import json_text, write_local
 from stages import launch
 from stages.flags import DryRun
 from stages.screen import say, show_local
@@ -75,7 +74,7 @@ def evaluate(
     )
     if numbers is None:  # another process has the numbers
         return
-    write_local(metrics, (json.dumps(numbers, indent=1) + "\n").encode())
+    write_local(metrics, json_text(numbers).encode())
     with suppress(BudgetError):  # there may be no ledger
         keep_evaluation(state_dir(), numbers | {"ledger": read_ledger(LEDGER)})
     for warning in numbers["warnings"]:

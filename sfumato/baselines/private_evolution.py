@@ -26,7 +26,7 @@ from sfumato.privacy.resume import make_durable, resume
 from sfumato.privacy.rows import Rows, one_hot
 from sfumato.runtime.progress import Progress, Say, discard, no_progress
 from sfumato.storage.digest import digest_of
-from sfumato.storage.files import csv_text
+from sfumato.storage.files import write_csv
 
 GRID_STEPS = 2048  # To compute distances, coordinates are rounded to multiples of 1/GRID_STEPS
 BOUND = 8  # To compute distances, coordinates are clipped to [-BOUND, BOUND]
@@ -295,4 +295,4 @@ def save_population(
     images = generator.images(population.kinds, population.genes)
     save_images(directory, ImageSet(as_uint8(images), population.labels.numpy(), classes))
     columns = {"round": "", "strength": ".4g", "parents": ""}
-    (directory / "log.csv").write_text(csv_text(log, columns), encoding="utf-8")
+    write_csv(directory / "log.csv", log, columns)

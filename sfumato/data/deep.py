@@ -65,7 +65,7 @@ def eight_bits(
     DataError if `span` is None, because a span must not be computed from the images.
     """
     if span is None:
-        error = DataError(
+        raise DataError(
             "{name} has {kind} values: set the values of black and white with data.range, for "
             "example data.range: [0, 4095] for 12 bits ({option.range}=0,4095 for a new project). "
             "These two values are public, so choose them for the type of device. Do not compute "
@@ -73,9 +73,8 @@ def eight_bits(
             option="range",
             name=name,
             kind=values.dtype,
+            undecided=True,
         )
-        error.undecided = True
-        raise error
     if alpha is not None and not alpha.any():
         raise DataError(f"{name} {TRANSPARENT}.")
     picture = np.empty(np.atleast_3d(values).shape, np.uint8)
@@ -437,7 +436,5 @@ def padding_alpha(data: Dataset, array: np.ndarray) -> np.ndarray | None:
 
 def patient_of(path: Path) -> str:
     """Return the PatientID of a DICOM file, or "" if it has none. A PatientID is private."""
-    return str(
-        read_dicom(path, stop_before_pixels=True, specific_tags=["PatientID"]).get("PatientID", "")
-        or ""
-    )
+    header = read_dicom(path, stop_before_pixels=True, specific_tags=["PatientID"])
+    return str(header.get("PatientID") or "")

@@ -136,7 +136,7 @@ def ids_in_names(pattern: str, names: Sequence[str], alone: bool) -> Ids:
     matches = [re.search(pattern, name) for name in names]
     missed = [name for name, match in zip(names, matches, strict=True) if match is None]
     if missed and (not alone or len(missed) == len(names)):
-        error = DataError(
+        raise DataError(
             "data.groups.pattern={pattern} finds no id in {missed} of {files} file names, such as "
             "{example}: change the pattern. If each image without an id is the only image of its "
             "person, set data.groups.alone: true ({option.alone})",
@@ -145,9 +145,8 @@ def ids_in_names(pattern: str, names: Sequence[str], alone: bool) -> Ids:
             missed=len(missed),
             files=len(names),
             example=missed[0],
+            undecided=True,
         )
-        error.undecided = True
-        raise error
     return [match and match[1] for match in matches]
 
 
@@ -214,7 +213,8 @@ def checked_ids(ids: Sequence[str | None], groups: Groups) -> Ids:
             )
         found.append(name)
     for number, name in enumerate(found, 1):
-        person = name and without_part(name)
+        # A short last part may be the number of a visit: P12/1 becomes P12
+        person = name and re.sub(r"(?<=\w)[\s/._(-]+\w{1,2}\)?\s*$", "", name)
         if person and known.get(spelling(person), name) != name:
             raise DataError(
                 f"data.groups: image {number} (in the order of classes and names) has an id that "
@@ -253,11 +253,6 @@ def in_order(text: str) -> str:
     if all(re.fullmatch(r"[^\W\d_]+", unicodedata.normalize("NFC", word)) for word in words):
         words.sort(key=str.casefold)
     return spelling(" ".join(words))
-
-
-def without_part(text: str) -> str:
-    """Remove a short last part of an id, such as the number of a visit: P12/1 becomes P12."""
-    return re.sub(r"(?<=\w)[\s/._(-]+\w{1,2}\)?\s*$", "", text)
 
 
 def plain_id(text: str) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import chain, groupby, islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -373,7 +374,7 @@ def unclear_order(path: Path, outer: Sequence[Path], inner: Sequence[Path]) -> C
             ". If the folder {one} stands for neither a class nor a person, give the path {folder} "
             "instead"
         )
-    names = {"one": outer[0].name, "other": inner[0].name}
+    names: dict[str, Any] = {"one": outer[0].name, "other": inner[0].name}
     return Unclear(
         text, option="groups", proposed=proposed, path=path, table=table, folder=outer[0], **names
     )

@@ -153,9 +153,16 @@ def read_volume(path: Path, span: Span | None) -> Values:
     with damaged(path), opened(path) as file:
         header = volume_header(file, path)
         shape = shape_of(header, path)
-        flat = np.empty(math.prod(shape), header.get_data_dtype())
+        kind = header.get_data_dtype()
+        size = math.prod(shape) * kind.itemsize
         file.seek(header.get_data_offset())
-        fill(flat, file)
+        content = file.read(size)  # bytes after the values are not decompressed
+        if len(content) < size:
+            raise EOFError(
+                f"it has {len(content):,} bytes of values, but its header states {size:,}"
+            )
+        file.read(1)  # at the end of a gzip file, this compares the checksum
+        flat = np.frombuffer(content, kind)
         stored = canonical_axes(flat.reshape(shape, order="F"), header)
         slope, intercept = header.get_slope_inter()
     slope = float(slope or 1)
@@ -170,21 +177,6 @@ def read_volume(path: Path, span: Span | None) -> Values:
             )
         span = low, high
     return Values(stored, slope, intercept, span)
-
-
-def fill(flat: np.ndarray, file: BinaryIO) -> None:
-    """Fill an array with values from a file.
-
-    Raises EOFError if the file has too few values. Bytes after the values are not decompressed.
-    """
-    room = memoryview(flat.view(np.uint8))  # type: ignore[arg-type]
-    place = 0
-    while place < len(room):
-        count = file.readinto(room[place:])  # type: ignore[attr-defined]
-        if not count:
-            raise EOFError(f"it has {place:,} bytes of values, but its header states {len(room):,}")
-        place += count
-    file.read(1)  # at the end of a gzip file, this compares the checksum
 
 
 def percentiles(flat: np.ndarray) -> tuple[float, float]:

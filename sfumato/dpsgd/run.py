@@ -33,7 +33,7 @@ from sfumato.runtime import distributed
 from sfumato.runtime.compute import fast_bfloat16
 from sfumato.runtime.progress import Progress, Say, discard, no_progress
 from sfumato.settings.dpsgd import Saliency, StepSettings
-from sfumato.storage.files import csv_text
+from sfumato.storage.files import write_csv
 
 if TYPE_CHECKING:
     from sfumato.privacy.charge import Charge
@@ -309,4 +309,4 @@ def epsilon_by_step(mechanism: Mechanism, delta: float | None) -> Callable[[int]
 
 def save_log(log: Sequence[Mapping[str, float]], path: Path) -> None:
     columns = {"step": "", "learning_rate": "g", "noised_gradient_norm": ".6g", "epsilon": ".6g"}
-    path.write_text(csv_text(log, columns), encoding="utf-8")
+    write_csv(path, log, columns)

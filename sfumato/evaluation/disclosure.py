@@ -10,7 +10,8 @@ Source: Amin et al. 2026 (arXiv 2606.16952); Steinke et al. 2023, for the bound 
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 from scipy.special import logit
@@ -118,15 +119,6 @@ def compare_nearness(near: np.ndarray, strangers: np.ndarray, unit: str) -> dict
     There are two tests, with k = 1 and k = m/100 (rounded up), so each p-value is doubled. If m is
     at most 100, there is only the test with k = 1, and its p-value is not doubled.
 
-    Training units and strangers are ranked together by distance. At least x training units are
-    nearer than the k-th stranger if and only if the first x + k − 1 units contain fewer than k
-    strangers. If nothing was copied, the number of strangers among these first units is
-    hypergeometric, which gives "p".
-
-    The prior odds that a unit is a training unit are about n to m. If the release is ε-private, the
-    odds that one of the nearest units is a training unit are at most e^ε times the prior odds.
-    Clopper–Pearson limits for both odds give a lower bound on ε.
-
     Returns a dict with these entries:
 
     - "near", "chance", "rank": the number of training units nearer than the k-th stranger, the
@@ -142,58 +134,100 @@ def compare_nearness(near: np.ndarray, strangers: np.ndarray, unit: str) -> dict
     n = len(near)
     m = len(strangers)
     ranks = sorted({1, math.ceil(m / 100)})
-
-    def p_value(count: int, k: int) -> float:
-        return min(1.0, len(ranks) * float(hypergeom.cdf(k - 1, n + m, m, count + k - 1)))
-
-    tests: list[dict] = []
-    for k in ranks:
-        count = int((near < np.sort(strangers)[k - 1]).sum())
-        odds = logit(beta.ppf(MISSED / len(ranks), max(count, 1), k)) - logit(
-            beta.ppf(1 - MISSED, n + 1, m)
-        )
-        bound = max(0.0, float(odds)) if count else 0.0
-        chance = n * k / (m + 1)
-        p = p_value(count, k)
-        tests.append({"near": count, "chance": chance, "rank": k, "p": p, "epsilon": bound})
+    tests = [copy_test(near, strangers, k, len(ranks)) for k in ranks]
     p = min(test["p"] for test in tests)
-    epsilon = max(test["epsilon"] for test in tests)
     rings = p <= FALSE_ALARMS
-    # Copies are nearer than all strangers. The more copies, the smaller is p
-    unseen = bisect_left(range(n + 1), True, key=lambda x: p_value(x, 1) <= FALSE_ALARMS) - 1
     reported = tests[-1]
+    if rings:
+        reported = min(tests, key=lambda test: test["p"])
+    facts = reported | {
+        "units": n,
+        "strangers": m,
+        "rings": rings,
+        "p": p,
+        "epsilon": max(test["epsilon"] for test in tests),
+        "unseen": undetected(n, m, len(ranks)),
+    }
+    return facts | {"sentence": copying_sentence(facts, unit)}
+
+
+def copy_test(near: np.ndarray, strangers: np.ndarray, k: int, tests: int) -> dict:
+    """Test whether too many training units are nearer to the release than the k-th nearest
+    stranger.
+
+    The prior odds that a unit is a training unit are about n to m. If the release is ε-private, the
+    odds that one of the nearest units is a training unit are at most e^ε times the prior odds.
+    Clopper–Pearson limits for both odds give a lower bound on ε.
+
+    near, strangers: distances, as in `compare_nearness`; tests: number of tests made.
+
+    Returns the entries "near", "chance", "rank", "p" and "epsilon" that `compare_nearness`
+    describes, for this test only.
+    """
+    n = len(near)
+    m = len(strangers)
+    count = int((near < np.sort(strangers)[k - 1]).sum())
+    bound = 0.0
+    if count:
+        odds = logit(beta.ppf(MISSED / tests, count, k)) - logit(beta.ppf(1 - MISSED, n + 1, m))
+        bound = max(bound, float(odds))
+    return {
+        "near": count,
+        "chance": n * k / (m + 1),
+        "rank": k,
+        "p": copying_p_value(count, k, n, m, tests),
+        "epsilon": bound,
+    }
+
+
+def copying_p_value(count: int, k: int, n: int, m: int, tests: int) -> float:
+    """Compute the p-value if `count` of n training units are nearer than the k-th of m strangers.
+
+    Training units and strangers are ranked together by distance. At least x training units are
+    nearer than the k-th stranger if and only if the first x + k − 1 units contain fewer than k
+    strangers. If nothing was copied, the number of strangers among these first units is
+    hypergeometric. The p-value is multiplied by `tests`, the number of tests made.
+    """
+    return min(1.0, tests * float(hypergeom.cdf(k - 1, n + m, m, count + k - 1)))
+
+
+def undetected(n: int, m: int, tests: int) -> int:
+    """Compute the largest number of copies that could remain undetected, at most n.
+
+    Copies are nearer than all strangers. The more copies, the smaller is the p-value for k = 1.
+    """
+
+    def detected(copies: int) -> bool:
+        return copying_p_value(copies, 1, n, m, tests) <= FALSE_ALARMS
+
+    return bisect_left(range(n + 1), True, key=detected) - 1
+
+
+def copying_sentence(facts: Mapping[str, Any], unit: str) -> str:
+    """Describe the result of `compare_nearness`, `facts`. unit: "images" or "persons"."""
+    unseen = facts["unseen"]
     outcome = (
         f"no sign of copying. Up to {grouped(unseen)} copies could remain undetected; a larger "
         "hold-out would lower this number"
     )
-    if unseen == n:
+    if unseen == facts["units"]:
         outcome = (
             "none. This test cannot give an alarm, because the hold-out is too small. Hold out "
             f"more {unit}"
         )
-    if rings:
-        reported = min(tests, key=lambda test: test["p"])
+    if facts["rings"]:
         outcome = (
             "A SIGN OF COPYING. Look at neighbours.png, and do not share the release until you "
             "have found the cause"
         )
     share = f"99 % of the hold-out {unit}"
-    if reported["rank"] <= 1:
-        share = f"any of the {grouped(m)} hold-out {unit}"
+    if facts["rank"] <= 1:
+        share = f"any of the {grouped(facts['strangers'])} hold-out {unit}"
     seen = (
-        f"Of {grouped(n)} {unit} used for training, {grouped(reported['near'])} are nearer to the "
-        f"release than {share}"
+        f"Of {grouped(facts['units'])} {unit} used for training, {grouped(facts['near'])} are "
+        f"nearer to the release than {share}"
     )
-    sentence = (
-        f"{seen}; {reported['chance']:.0f} would be expected by chance (p = {p:.2g}). The measured "
-        f"ε is at least {epsilon:.2g}. Result: {outcome}."
+    return (
+        f"{seen}; {facts['chance']:.0f} would be expected by chance (p = {facts['p']:.2g}). The "
+        f"measured ε is at least {facts['epsilon']:.2g}. Result: {outcome}."
     )
-    about = {
-        "units": n,
-        "strangers": m,
-        "rings": rings,
-        "p": p,
-        "epsilon": epsilon,
-        "unseen": unseen,
-    }
-    return reported | about | {"sentence": sentence}

@@ -1,6 +1,5 @@
 """Identify evaluations, and store their numbers privately."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from sfumato.evaluation.extractors import Extractor
 from sfumato.privacy.resolved import StagePlan
 from sfumato.settings.evaluate import Evaluate
 from sfumato.storage.digest import md5_of_folder
-from sfumato.storage.files import replace_private
+from sfumato.storage.files import json_text, replace_private
 
 EVALUATIONS = "evaluations"  # Folder in the state directory
 
@@ -21,7 +20,7 @@ def keep_evaluation(state: Path, metrics: Mapping) -> Path:
     metrics: includes "identity" and the full "ledger".
     """
     path = state / EVALUATIONS / f"{metrics['identity']['release']}.json"
-    replace_private(path, (json.dumps(metrics, indent=1) + "\n").encode())
+    replace_private(path, json_text(metrics).encode())
     return path
 
 

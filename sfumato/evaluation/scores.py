@@ -69,10 +69,12 @@ def evaluate_release(
     """
     for name, image_set in {**synthetic, "real training": train}.items():
         check_fits(name, image_set, train)
+    remedy = "Raise synthesize.count or set synthesize.labels: uniform, then run `stage synthesize`"
     warnings = [
-        warning
+        f"the {name} set has no image of some classes, so no classifier can learn these classes: "
+        f"{absent}. {remedy}"
         for name, image_set in synthetic.items()
-        for warning in absent_classes(name, image_set)
+        if (absent := absent_classes(image_set))
     ]
     metrics: Metrics = {"scope": "local", "warnings": warnings}
     if holdout.labels.ndim == 2:
@@ -93,15 +95,8 @@ def evaluate_release(
     chosen = chosen_metrics(config)
     if not chosen or not distributed.is_main():
         return metrics
-    absent = absent_labels(holdout)
-    if len(absent):
-        names = ", ".join(repr(train.classes[label]) for label in absent[:5])
-        others = ""
-        if len(absent) > 5:
-            others = " and others"
-        warnings.append(
-            f"nothing was measured for classes without hold-out images: {names}{others}"
-        )
+    if absent := absent_classes(holdout):
+        warnings.append(f"nothing was measured for classes without hold-out images: {absent}")
     assert extractor is not None  # `build_extractor` returns one if metrics are requested
     add_fidelity(metrics, looked_at(synthetic), train, holdout, chosen, extractor, progress)
     return metrics
@@ -234,24 +229,11 @@ def check_fits(name: str, image_set: ImageSet, train: ImageSet) -> None:
         )
 
 
-def absent_classes(name: str, image_set: ImageSet) -> Iterator[str]:
-    """Yield a warning if a synthetic set lacks classes, because no classifier can learn them."""
-    absent = absent_labels(image_set)
-    remedy = "Raise synthesize.count or set synthesize.labels: uniform, then run `stage synthesize`"
-    if len(absent) == 1:
-        yield (
-            f"the {name} set has no image of class {image_set.classes[absent[0]]!r}, so no "
-            f"classifier can learn this class. {remedy}"
-        )
-    elif len(absent):
-        yield (
-            f"the {name} set has no image of {len(absent)} classes, such as "
-            f"{image_set.classes[absent[0]]!r}, so no classifier can learn them. {remedy}"
-        )
-
-
-def absent_labels(image_set: ImageSet) -> np.ndarray:
-    return np.flatnonzero(per_class(image_set.labels, len(image_set.classes)) == 0)
+def absent_classes(image_set: ImageSet) -> str:
+    """Name at most five of the classes without images. Returns "" if there are none."""
+    numbers = per_class(image_set.labels, len(image_set.classes))
+    names = [repr(image_set.classes[label]) for label in np.flatnonzero(numbers == 0)]
+    return ", ".join(names[:5]) + " and others" * (len(names) > 5)
 
 
 def subsample_indices(count: int, most: int) -> np.ndarray:

@@ -223,9 +223,10 @@ def guessing_error(labels: np.ndarray, classes: int, groups: np.ndarray | None =
         present = of[of > 0]
         chance = 1 / len(present)
         return math.sqrt(chance * (1 - chance) * (1 / present).sum()) / len(present)
-    varying = (of > 0) & (other > 0)
-    of, other = of[varying], other[varying]
-    return float(np.sqrt((of + other + 1) / (12 * of * other)).mean()) if len(of) else math.inf
+    with np.errstate(divide="ignore"):
+        errors = np.sqrt((of + other + 1) / (12 * of * other))
+    varying = np.isfinite(errors)  # not for a label that all images have, or none has
+    return float(errors[varying].mean()) if varying.any() else math.inf
 
 
 def best(values: Mapping) -> dict[str, float]:

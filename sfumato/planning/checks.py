@@ -9,8 +9,7 @@ from sfumato.errors import ConfigError
 from sfumato.settings.data import GROUP, SEVERAL
 from sfumato.settings.fields import size_of
 from sfumato.settings.params import Params
-from sfumato.settings.sources import sources_of
-from sfumato.settings.stage import one_label_only, unknown_name
+from sfumato.settings.stage import one_label_only
 from sfumato.settings.stages import STAGES
 from sfumato.settings.training import PUBLIC_MODEL
 
@@ -42,7 +41,6 @@ def check_consistent(params: Params, card: Card, public: PublicCard | None = Non
         card_problems(params, card, public),
         label_problems(params, card),
         missing_stages(params),
-        source_problems(params),
         public_model_problems(params, card),
         *of_the_stages,
     ):
@@ -140,14 +138,6 @@ def missing_stages(params: Params) -> Problems:
                     f"{recipe}: {who} requires {other}, which is switched off. Add {other} to run, "
                     f"or {way_out}"
                 )
-
-
-def source_problems(params: Params) -> Problems:
-    """Yield an error for each unknown source of images."""
-    if params.data.source not in sources_of("data"):
-        yield unknown_name("data.source", params.data.source, sources_of("data"))
-    if params.reads_public and params.public.source not in sources_of("public"):
-        yield unknown_name("public.source", params.public.source, sources_of("public"))
 
 
 def public_model_problems(params: Params, card: Card) -> Problems:

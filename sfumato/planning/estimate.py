@@ -7,7 +7,6 @@ a free stage is corrected by the duration of the stage's last run. Durations of 
 sensitive draws, so they are not stored.
 """
 
-import json
 import platform
 import time
 import timeit
@@ -31,7 +30,7 @@ from sfumato.settings.fields import Settings
 from sfumato.settings.params import Params
 from sfumato.settings.stages import STAGES
 from sfumato.storage.documents import read_json
-from sfumato.storage.files import replace_private
+from sfumato.storage.files import json_text, replace_private
 
 DURATIONS = Path("cache") / "durations.json"  # path in the state directory
 # Commands that run in every project, and are not stages of a recipe
@@ -95,7 +94,7 @@ class Machine:
 
     def write(self) -> None:
         if self.path.parent.parent.is_dir():
-            replace_private(self.path, json.dumps(self.content, indent=1).encode())
+            replace_private(self.path, json_text(self.content).encode())
 
     def seconds(self, operations: float) -> float:
         if "speed" not in self.content:

@@ -73,26 +73,7 @@ def resolve_project(
         raise ConfigError("dvc.yaml was outdated and has been updated: run `dvc repro` again")
     if loaded.runs("synthesize") and "parquet" in loaded.synthesize.export:
         check_parquet()  # checked before anything is spent
-    prepared = (folder / CARD_PATH).exists()
-    card = (
-        read_card(folder / CARD_PATH)
-        if prepared or not dry_run
-        else unprepared(folder, loaded, say)
-    )
-    version = card.version
-    if dry_run:
-        version = (
-            loaded.data.version
-            or unnamed_version(dataset_directory(state, card.dataset_id))
-            or version
-        )
-    if version != card.version:
-        say(
-            f"the images are not prepared as version {version} yet: `dvc repro` will prepare them "
-            "before it runs a query"
-        )
-        card = replace(card, version=version)
-        prepared = False
+    card, prepared = card_of_plan(folder, loaded, state, dry_run, say)
     # Only the owner may learn whether pictures changed
     if see is not None and (note := changed_pictures(folder, loaded, state)):
         see(note)
@@ -103,18 +84,8 @@ def resolve_project(
             "set privacy.unit: group and data.groups. If not, set privacy.unit: image. Reports "
             "then state that, as you confirmed, no two images show the same person"
         )
-    public_card = None
-    inputs = []
-    ready = {"prepare sensitive": prepared, "prepare public": (folder / PUBLIC_CARD).exists()}
-    if loaded.reads_public and (ready["prepare public"] or not dry_run):
-        inputs = [read_artifact(folder / PUBLIC, "public")]
-        public_card = read_public_card(folder / PUBLIC_CARD)
-    if loaded.reads_public and dry_run:
-        coming = coming_public(folder, loaded, card, state, public_card)
-        if coming is not None and coming[0] != public_card:
-            say("the public images of this plan are not prepared yet: `dvc repro` prepares them")
-            public_card, inputs = coming
-            ready["prepare public"] = False
+    public_card, inputs, public_prepared = public_of_plan(folder, loaded, card, state, dry_run, say)
+    ready = {"prepare sensitive": prepared, "prepare public": public_prepared}
     for name in loaded.run:
         inputs += STAGES[name].inherited(folder, loaded, state)
     inherited = list(merge_records(inputs).values())
@@ -131,6 +102,50 @@ def resolve_project(
         seen=seen,
         unprepared=frozenset(name for name, there in ready.items() if not there),
     )
+
+
+def card_of_plan(
+    folder: Path, params: Params, state: Path, dry_run: bool, say: Say
+) -> tuple[Card, bool]:
+    """Return the card of the sensitive images, and whether they are prepared as it describes."""
+    prepared = (folder / CARD_PATH).exists()
+    if prepared or not dry_run:
+        card = read_card(folder / CARD_PATH)
+    else:
+        card = unprepared(folder, params, say)
+    if not dry_run:
+        return card, prepared
+    unnamed = unnamed_version(dataset_directory(state, card.dataset_id))
+    version = params.data.version or unnamed or card.version
+    if version == card.version:
+        return card, prepared
+    say(
+        f"the images are not prepared as version {version} yet: `dvc repro` will prepare them "
+        "before it runs a query"
+    )
+    return replace(card, version=version), False
+
+
+def public_of_plan(
+    folder: Path, params: Params, card: Card, state: Path, dry_run: bool, say: Say
+) -> tuple[PublicCard | None, list[Artifact], bool]:
+    """Return the card of the public images (None if no stage reads them), the earlier releases from
+    which they were made, and whether they are prepared as the card describes.
+    """
+    prepared = (folder / PUBLIC_CARD).exists()
+    if not params.reads_public:
+        return None, [], prepared
+    public = None
+    inputs = []
+    if prepared or not dry_run:
+        inputs = [read_artifact(folder / PUBLIC, "public")]
+        public = read_public_card(folder / PUBLIC_CARD)
+    if dry_run:
+        coming = coming_public(folder, params, card, state, public)
+        if coming is not None and coming[0] != public:
+            say("the public images of this plan are not prepared yet: `dvc repro` prepares them")
+            return *coming, False
+    return public, inputs, prepared
 
 
 def unprepared(folder: Path, params: Params, say: Say) -> Card:

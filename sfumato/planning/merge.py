@@ -1,7 +1,6 @@
 """Combine the noisy sums of several owners into one project, whose remaining stages are free."""
 
 import itertools
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -36,7 +35,7 @@ from sfumato.storage.artifacts import (
     writing,
 )
 from sfumato.storage.documents import dataset_name, read_yaml
-from sfumato.storage.files import ATTRIBUTES, UNTOUCHED, copy_directory
+from sfumato.storage.files import ATTRIBUTES, UNTOUCHED, copy_directory, json_text
 from sfumato.storage.records import Records
 
 
@@ -174,7 +173,7 @@ def write_plans(
 
     No query can run with this plan.
     """
-    texts = {"budget.json": json.dumps(dict(budget), indent=1) + "\n"}
+    texts = {"budget.json": json_text(budget)}
     for name, plan in plans.items():
         merged = {key: value for key, value in plan.items() if key != "about"}
         if plan.get("dataset_id"):

@@ -306,19 +306,20 @@ def with_images_of_the_release(
     # Only a new project may set `mark: files`. In an existing project, this would change the
     # release
     drawn: Layer = {"mark": "files"}
+    changes: Layer = {"synthesize": drawn}
+    count = content["synthesize"]["count"]
     if beside:
         images = max(2, int(known.public_images * PROPOSALS["beside_part"]))
-        content = overlaid(content, {"select": {"images": images}})
+        changes["select"] = {"images": images}
     elif "select" in runs:
-        most = max(2, int(known.public_images * PROPOSALS["public_part"]))
-        drawn["count"] = min(content["synthesize"]["count"], most)
-        content = overlaid(content, {"select": {"images": drawn["count"]}})
+        count = min(count, max(2, int(known.public_images * PROPOSALS["public_part"])))
+        drawn["count"] = count
+        changes["select"] = {"images": count}
     if known.sided and "teacher" in runs:
-        content = overlaid(content, {"teacher": {"flip": False}})
-    content = overlaid(content, {"synthesize": drawn})
-    if content["synthesize"]["count"] <= PROPOSALS["folders"]:
-        content = overlaid(content, {"synthesize": {"export": ["png"]}})
-    return content
+        changes["teacher"] = {"flip": False}
+    if count <= PROPOSALS["folders"]:
+        drawn["export"] = ["png"]
+    return overlaid(content, changes)
 
 
 def for_so_many(content: Layer, known: Known, row: Row, runs: Sequence[str]) -> Layer:
@@ -337,17 +338,11 @@ def for_so_many(content: Layer, known: Known, row: Row, runs: Sequence[str]) -> 
         )
         teacher = content["teacher"]
         most = teacher.get("dimension", TEACHER_CONSTANTS["auxiliary"]["dimension"][0])
-        fewer = {"dimension": min(most, int(small_sample("dimension", product)))}
-        content = overlaid(
-            content,
-            {
-                "teacher": {
-                    "ridge": float(f"{small_sample('ridge', effective):.2g}"),
-                    **teacher,
-                    **fewer,
-                }
-            },
-        )
+        fewer = {
+            "ridge": teacher.get("ridge", float(f"{small_sample('ridge', effective):.2g}")),
+            "dimension": min(most, int(small_sample("dimension", product))),
+        }
+        content = overlaid(content, {"teacher": fewer})
     share = max(float(content["count"]["noise"].rstrip("%")), small_sample("count", product))
     return overlaid(content, {"count": {"noise": f"{share:.2g}%"}})
 

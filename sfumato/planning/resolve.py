@@ -5,7 +5,6 @@ The result is public: no code here reads an image or a noisy release.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -37,7 +36,7 @@ from sfumato.settings.recipes import as_yaml
 from sfumato.settings.stage import Stage
 from sfumato.settings.stages import QUERIES, STAGES
 from sfumato.storage.digest import digest_of
-from sfumato.storage.files import csv_text
+from sfumato.storage.files import csv_text, json_text
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -297,7 +296,7 @@ def plan_texts(plan: Plan, before: Path | None = None) -> dict[str, str]:
         )
         for file, content in ((f"{stage}.yaml", content) for stage, content in plan.files.items())
     }
-    texts["budget.json"] = json.dumps(plan.budget, indent=1) + "\n"
+    texts["budget.json"] = json_text(plan.budget)
     rows = [
         row | {"stage": name, "epsilon_alone": row["epsilon"]}
         for name, row in plan.budget["stages"].items()
@@ -309,9 +308,9 @@ def plan_texts(plan: Plan, before: Path | None = None) -> dict[str, str]:
         for key, value in vars(policy_of(plan)).items()
         if key != "one_image_each" or value
     }
-    texts["permission.json"] = json.dumps(permission, indent=1) + "\n"
+    texts["permission.json"] = json_text(permission)
     lineage = {
         name: {k: v for k, v in asdict(entry).items() if v} for name, entry in plan.lineage.items()
     }
-    texts[LINEAGE] = json.dumps(lineage, indent=1) + "\n"
+    texts[LINEAGE] = json_text(lineage)
     return texts

@@ -44,7 +44,8 @@ ORDERS: tuple[float, ...] = (
 SMALLEST_PLD_DELTA = 1e-13
 LARGEST_PLD = 100.0  # Largest ε by RDP for which `epsilon` uses a privacy-loss distribution
 ROOT_ERROR = 1e-11  # Error of an exact ε: ten times the tolerance of dp-accounting's search
-LEAST_NOISE, MOST_NOISE = 0.05, 1e7  # Ends of the search for a noise multiplier
+LEAST_NOISE = 0.05  # Lower end of the search for a noise multiplier
+MOST_NOISE = 1e7  # Upper end of the search
 EXACT = "exact"
 BOUNDS = ("rdp", "rdp_classic", "pld")  # Every ledger states ε by each of these accountants
 ACCOUNTANTS = (*BOUNDS, EXACT)
@@ -381,10 +382,12 @@ def calibrate(
             lambda noise: total(round_up(noise)) <= target, high=enough, tolerance=1e-4
         )
     if accountant == "pld":
-        around = min(best_noise, MOST_NOISE)
-        low, high = around / 2, around * 1.1
+        start = min(best_noise, MOST_NOISE)
+        low = start / 2
+        high = start * 1.1
         while low > LEAST_NOISE and total(low) <= target:
-            low, high = low / 2, low
+            high = low
+            low /= 2
         best_noise = smallest_noise(
             lambda noise: total(noise) <= target, low=low, high=high, tolerance=2e-4
         )

@@ -3,7 +3,6 @@
 `sfumato.privacy.check` checks a ledger.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -19,6 +18,7 @@ from sfumato.settings.stage import LOCK
 from sfumato.settings.stages import QUERIES
 from sfumato.storage.digest import canonical, digest_of
 from sfumato.storage.documents import Exact, MergeConflict, quoted, read_json, validated
+from sfumato.storage.files import json_text
 from sfumato.storage.records import Records
 
 
@@ -195,7 +195,7 @@ def build_ledger(
 
 
 def ledger_text(ledger: Mapping) -> str:
-    return json.dumps(ledger, indent=1, sort_keys=True, allow_nan=False) + "\n"
+    return json_text(ledger, sort_keys=True, allow_nan=False)
 
 
 def read_ledger(path: Path) -> dict:

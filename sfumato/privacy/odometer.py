@@ -152,7 +152,8 @@ class Odometer(Journal):
         These are the records of charges that were not closed, and records that were replaced when
         their charge was resumed.
         """
-        opened, ended = set[str](), {run.record["id"] for run in self.charges() if run.end == CLOSE}
+        opened = set[str]()
+        ended = {run.record["id"] for run in self.charges() if run.end == CLOSE}
         for entry in self.entries():
             if entry["kind"] in (OPEN, RESUME):
                 opened.add(entry["record"]["id"])

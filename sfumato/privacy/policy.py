@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
-
-from pydantic import Field
+from typing import TYPE_CHECKING, Literal
 
 from sfumato.data.cards import Card
 from sfumato.errors import BudgetError
@@ -31,7 +29,7 @@ class SpendingPolicy(Exact):
     They are stored apart from the plans of the stages, so changing them does not rerun any stage.
     """
 
-    delta: Annotated[float, Field(gt=0, lt=1)]
+    delta: float
     lifetime_epsilon: float | str  # limit for all charges on the dataset, or "unlimited"
     accountant: Literal["rdp", "pld", "exact"] = "rdp"
     declared_size: bool = False

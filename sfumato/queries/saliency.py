@@ -20,7 +20,7 @@ from sfumato.errors import DataError, explained
 from sfumato.privacy.charge import Charge
 from sfumato.storage.artifacts import Artifact
 from sfumato.storage.documents import read_json
-from sfumato.storage.files import csv_text, write_json
+from sfumato.storage.files import write_csv, write_json
 
 
 def query_saliency(charge: Charge, gradients: Gradients) -> dict[str, Tensor]:
@@ -79,7 +79,7 @@ def save_ranking(table: pd.DataFrame, noise_std: float, directory: Path) -> None
     rows: list[Any] = table.assign(matrix=table["name"].str.removesuffix(".weight")).to_dict(
         "records"
     )
-    (directory / "saliency.csv").write_text(csv_text(rows, columns), encoding="utf-8")
+    write_csv(directory / "saliency.csv", rows, columns)
     orders = {"debiased": table.sort_values("rank"), "raw": table.sort_values("raw_rank")}
     ranked = {key: [[name] for name in order["name"]] for key, order in orders.items()}
     content = {"candidates": "qkv", "score": "gradient", "noise_std": noise_std, "ranked": ranked}

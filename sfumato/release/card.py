@@ -18,6 +18,7 @@ from sfumato.release.exports import PUBLIC_SOURCE
 from sfumato.settings.data import GROUP, IMAGE
 from sfumato.settings.fields import Settings
 from sfumato.settings.release import Synthesize
+from sfumato.storage.files import ATTRIBUTES, UNTOUCHED
 from sfumato.storage.records import Records
 
 WORDS: dict[str, Any] = yaml.safe_load(
@@ -184,3 +185,9 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def plain(text: str) -> str:
     """Escape text so that Markdown shows it unchanged, on one line."""
     return "".join(f"\\{c}" if c in "\\`*_|<>[]#" else c for c in " ".join(text.split()))
+
+
+def write_readme(directory: Path, text: str) -> None:
+    """Write `README.md`, and the file that makes git keep the bytes of all files."""
+    (directory / "README.md").write_text(text, encoding="utf-8")
+    (directory / ATTRIBUTES).write_text(UNTOUCHED, encoding="utf-8")

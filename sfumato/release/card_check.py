@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 
+from sfumato.data.images import IMAGES, check_images
 from sfumato.storage.limits import check_picture
 from sfumato.storage.records import Records
 
@@ -72,7 +74,8 @@ def source_type(sources: Collection[str]) -> str | None:
 def check_card(
     card: ReleaseCard, images: np.ndarray, labels: np.ndarray, kinds: np.ndarray, records: Records
 ) -> None:
-    """Raise ValueError for the first wrong statement of a card.
+    """Raise ValueError or DataError for the first wrong statement of a card, or for arrays that are
+    not images and labels of its classes.
 
     Statements that the card leaves out are not checked.
     """
@@ -81,35 +84,8 @@ def check_card(
         raise ValueError("its classes are not a list of names")
     if len({*classes}) < len(classes):
         raise ValueError("it names a class twice")
-    if images.dtype != np.uint8 or images.ndim != 4:
-        raise ValueError(
-            f"images.npy is {images.dtype} {images.shape}, expected uint8 (N, H, W, C)"
-        )
-    if 0 in images.shape[1:]:
-        raise ValueError(f"images.npy has the shape {images.shape}, so its images have no pixels")
-    check_picture("images.npy", *images.shape[1:])
-    expected: tuple[type[np.generic], tuple[int, ...]] = (np.int64, (len(images),))
-    most = len(classes)
-    if labels.ndim == 2:  # several labels
-        expected = (np.uint8, (len(images), len(classes)))
-        most = 2
-    if (labels.dtype, labels.shape) != expected:
-        described = f"{np.dtype(expected[0])} {expected[1]}"
-        raise ValueError(
-            f"labels.npy is {labels.dtype} {labels.shape}, expected {described} for {len(images)} "
-            f"images in {len(classes)} classes"
-        )
-    if labels.size and not 0 <= labels.min() <= labels.max() < most:
-        odd = labels.max() if labels.min() >= 0 else labels.min()
-        if labels.ndim == 2:
-            raise ValueError(
-                f"labels.npy contains {odd}, expected only 0 and 1, because images have several "
-                "labels"
-            )
-        raise ValueError(
-            f"labels.npy contains the label {odd}, expected 0 to {most - 1} for {len(classes)} "
-            "classes"
-        )
+    check_images(images, labels, tuple(classes), Path())
+    check_picture(IMAGES, *images.shape[1:])
     if kinds.dtype.kind != "U" or kinds.shape != (len(images),):
         raise ValueError(
             f"kinds.npy is {kinds.dtype} {kinds.shape}, expected text ({len(images)},) for "

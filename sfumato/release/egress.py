@@ -26,7 +26,7 @@ from sfumato.release.verify import MANIFEST, results_of
 from sfumato.settings.stage import ARTIFACTS, LEDGER, PLAN, PUBLIC
 from sfumato.storage.artifacts import read_artifact
 from sfumato.storage.digest import digest_of_file
-from sfumato.storage.files import csv_text, replacing_directory, write_json
+from sfumato.storage.files import replacing_directory, write_csv, write_json
 from sfumato.storage.png import png_bytes
 
 # Maximum number of archives. With the nine other files, a package has fewer than 20 files
@@ -179,10 +179,8 @@ def write_tables(directory: Path, release: Release) -> None:
     described = [
         dict(zip(COLUMNS, (name, *about), strict=True)) for name, about in meanings.items()
     ]
-    (directory / "labels.csv").write_text(
-        csv_text(rows, dict.fromkeys(meanings, "")), encoding="utf-8"
-    )
-    (directory / "dictionary.csv").write_text(csv_text(described, COLUMNS), encoding="utf-8")
+    write_csv(directory / "labels.csv", rows, dict.fromkeys(meanings, ""))
+    write_csv(directory / "dictionary.csv", described, COLUMNS)
 
 
 def package_facts(release: Release, ledger: Mapping, epsilon: float) -> Facts:

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from sfumato.errors import DataError, explained, requiring
+from sfumato.errors import UNREADABLE, DataError, explained, requiring
 from sfumato.release.card_check import (
     ClassifierCard,
     KnownCost,
@@ -259,6 +259,38 @@ def load_release(path: str | Path, kinds: str | Collection[str] | None = None) -
             cost.
     """
     folder = Path(path)
+    fetch = "fetch the release again"
+    files, records = read_privacy(folder, fetch)
+    check_bytes(folder, files, fetch)
+    with explained(DataError, lambda error: f"{folder} cannot be read ({error!r}): {fetch}"):
+        card = cast(ReleaseCard, dict(read_json(folder / "card.json")))
+        images, labels = (read_array(folder / name) for name in ("images.npy", "labels.npy"))
+        kind = np.full(len(images), "plain")  # version 0.2 wrote no kinds
+        if KINDS_FILE in files:
+            kind = read_array(folder / KINDS_FILE)
+    with explained(
+        DataError,
+        lambda error: f"{folder / 'card.json'} does not fit the release ({error}): {fetch}",
+        causes=(*UNREADABLE, DataError),
+    ):
+        check_card(card, images, labels, kind, records)
+        cost = known_cost(card, records)
+        card.setdefault("kinds", {"plain": len(images)})
+    classes = tuple(card["classes"])
+    release = Release(images, labels, kind, classes, card, records, folder, cost)
+    if kinds is None:
+        return release
+    if isinstance(kinds, str):
+        kinds = [kinds]
+    return only_kinds(release, {*kinds})
+
+
+def read_privacy(folder: Path, fetch: str) -> tuple[dict[str, str], Records]:
+    """Read the `privacy.json` of a release: the sha256 of each file, and the records.
+
+    fetch: advice at the end of error messages. Raises DataError if the folder is not a release, or
+    if the file cannot be read or lists a file outside of the folder.
+    """
     file = folder / "privacy.json"
     if not file.is_file():
         inside = folder / "artifacts/synthesize"
@@ -268,7 +300,6 @@ def load_release(path: str | Path, kinds: str | Collection[str] | None = None) -
             f"{folder} is not a release, because it has no {file.name}: name a folder that has "
             "this file"
         )
-    fetch = "fetch the release again"
     with explained(DataError, lambda error: f"{file} cannot be read ({error!r}): {fetch}"):
         content = read_json(file)
         files = dict(content["files"])
@@ -286,6 +317,14 @@ def load_release(path: str | Path, kinds: str | Collection[str] | None = None) -
         raise DataError(
             f"{file} lists {outside[0][:80]!r}, which lies outside of {folder}: {fetch}"
         )
+    return files, records
+
+
+def check_bytes(folder: Path, files: Mapping[str, str], fetch: str) -> None:
+    """Raise DataError if a required file is missing, or a file has another sha256 than in `files`.
+
+    Exports may be missing. fetch: advice at the end of error messages.
+    """
     for name in ("images.npy", "labels.npy", "card.json"):
         if name not in files or not (folder / name).is_file():
             raise DataError(f"{folder / name} is missing: {fetch}")
@@ -296,32 +335,34 @@ def load_release(path: str | Path, kinds: str | Collection[str] | None = None) -
             and digest_of_file(folder / name) != sha256
         ):
             raise DataError(
-                f"{folder / name} no longer has the bytes that {file.name} lists: {fetch}"
+                f"{folder / name} no longer has the bytes that privacy.json lists: {fetch}"
             )
-    with explained(DataError, lambda error: f"{folder} cannot be read ({error!r}): {fetch}"):
-        card = cast(ReleaseCard, dict(read_json(folder / "card.json")))
-        images, labels = (read_array(folder / name) for name in ("images.npy", "labels.npy"))
-        kind = np.full(len(images), "plain")  # version 0.2 wrote no kinds
-        if KINDS_FILE in files:
-            kind = read_array(folder / KINDS_FILE)
-    with explained(
-        DataError,
-        lambda error: f"{folder / 'card.json'} does not fit the release ({error}): {fetch}",
-    ):
-        check_card(card, images, labels, kind, records)
-        cost = known_cost(card, records)
-        card.setdefault("kinds", {"plain": len(images)})
-    if isinstance(kinds, str):
-        kinds = [kinds]
-    if missing := {*(kinds or ())} - {*card["kinds"]}:
+
+
+def only_kinds(release: Release, kinds: set[str]) -> Release:
+    """Keep only the images of some kinds. Raises DataError if the release has none of a kind."""
+    card = release.card
+    numbers = card["kinds"]
+    if missing := kinds - {*numbers}:
         raise DataError(
-            f"{folder} contains no images of kind {min(missing)!r}. Its kinds are "
-            f"{', '.join(card['kinds'])}"
+            f"{release.path} contains no images of kind {min(missing)!r}. Its kinds are "
+            f"{', '.join(numbers)}"
         )
-    if kinds is not None and {*kinds} < {*card["kinds"]}:
-        images, labels, kind = (array[np.isin(kind, [*kinds])] for array in (images, labels, kind))
-        card["images"] = len(images)
-        card["kinds"] = {name: card["kinds"][name] for name in card["kinds"] if name in kinds}
-        sources = card.get("sources", {})
-        card["sources"] = dict.fromkeys(sources, len(images)) if len(sources) == 1 else {}
-    return Release(images, labels, kind, tuple(card["classes"]), card, records, folder, cost)
+    if kinds == {*numbers}:
+        return release
+    chosen = np.isin(release.kinds, [*kinds])
+    images = release.images[chosen]
+    sources = card.get("sources", {})
+    about: ReleaseCard = {
+        **card,
+        "images": len(images),
+        "kinds": {name: number for name, number in numbers.items() if name in kinds},
+        "sources": dict.fromkeys(sources, len(images)) if len(sources) == 1 else {},
+    }
+    return replace(
+        release,
+        images=images,
+        labels=release.labels[chosen],
+        kinds=release.kinds[chosen],
+        card=about,
+    )

@@ -11,7 +11,14 @@ import torch
 
 from sfumato.data.images import IMAGES, ImageSet, load_array, per_class, save_images
 from sfumato.privacy.resolved import StagePlan
-from sfumato.release.card import LABEL_TABLE, PREPARED, REQUESTED_LABELS, cost_of, dataset_card
+from sfumato.release.card import (
+    LABEL_TABLE,
+    PREPARED,
+    REQUESTED_LABELS,
+    cost_of,
+    dataset_card,
+    write_readme,
+)
 from sfumato.release.card_check import ReleaseCard
 from sfumato.release.exports import EXPORTS, PUBLIC_SOURCE, folder_names, mark_of
 from sfumato.release.loading import KINDS_FILE
@@ -19,7 +26,7 @@ from sfumato.release.pattern import add_pattern, pattern_key
 from sfumato.release.synthesis import sorted_examples
 from sfumato.release.variation import FROM_PUBLIC, KINDS, PLAIN, VARIED_BATCH, Varied
 from sfumato.settings.release import Synthesize
-from sfumato.storage.files import ATTRIBUTES, UNTOUCHED, csv_text, write_json
+from sfumato.storage.files import write_csv, write_json
 from sfumato.storage.png import named_grid, save_png, to_grid
 from sfumato.storage.records import Records
 
@@ -56,9 +63,7 @@ def save_release(
             file.write(mark.xmp.encode())
     if plan.several:
         rows = [dict(zip(plan.classes, row, strict=True)) for row in released.labels.tolist()]
-        (directory / LABEL_TABLE).write_text(
-            csv_text(rows, dict.fromkeys(plan.classes, "")), encoding="utf-8"
-        )
+        write_csv(directory / LABEL_TABLE, rows, dict.fromkeys(plan.classes, ""))
     np.save(directory / KINDS_FILE, varied.kinds)
     if varied.requested_labels is not None:
         np.save(directory / REQUESTED_LABELS, varied.requested_labels.numpy(), allow_pickle=False)
@@ -69,6 +74,7 @@ def save_release(
     save_pictures(directory, shown, plan.classes, mark.xmp)
     for form in plan.settings.export:
         EXPORTS[form](directory, released, varied.kinds, mark)
+    kinds = Counter(varied.kinds.tolist())
     card = {
         "images": len(released),
         "shape": list(plan.shape),
@@ -76,7 +82,7 @@ def save_release(
         "prepared": PREPARED | plan.prepared,
         "classes": list(plan.classes),
         "sources": drawn,
-        "kinds": numbers_of(varied.kinds),
+        "kinds": {kind: kinds[kind] for kind in KINDS if kinds[kind]},
         **({"mixture": varied.mixture} if varied.mixture else {}),
         **({"stream": stream} if stream else {}),
         "labels": "teacher" if plan.settings.relabel else plan.settings.labels,
@@ -92,14 +98,7 @@ def save_release(
     write_json(directory / "card.json", card, ensure_ascii=False)
     counts = per_class(released.labels, len(plan.classes)).tolist()
     text = dataset_card(plan, cast(ReleaseCard, card), counts, records, public_source)
-    (directory / "README.md").write_text(text, encoding="utf-8")
-    (directory / ATTRIBUTES).write_text(UNTOUCHED, encoding="utf-8")
-
-
-def numbers_of(kinds: np.ndarray) -> dict[str, int]:
-    """Count the images of each kind. Kinds that do not occur are left out."""
-    number = Counter(kinds.tolist())
-    return {name: number[name] for name in KINDS if number[name]}
+    write_readme(directory, text)
 
 
 def save_pictures(directory: Path, shown: torch.Tensor, classes: Sequence[str], xmp: str) -> None:

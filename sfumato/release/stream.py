@@ -10,11 +10,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -62,7 +63,7 @@ class Recipe(Exact):
     offsets, temperature: see `Labelling`; mirrored: whether mirror images keep their label.
     """
 
-    seed: int
+    seed: Annotated[int, Field(ge=0)]
     settings: dict[str, object]
     priors: list[float]
     offsets: dict[str, list[float]]
@@ -342,6 +343,4 @@ def stream(
         recipe = validated(Recipe, release.card["stream"])
         if seed is None:
             seed = recipe.seed
-        if seed < 0:
-            raise ValueError(f"seed={seed}: expected 0 or more")
         return Stream(release, recipe, batch, seed, augment)

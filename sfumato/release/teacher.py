@@ -16,13 +16,13 @@ from sfumato.errors import DataError, explained
 from sfumato.features.teacher_network import ImageClassifier, probabilities_of
 from sfumato.features.teacher_network import load_teacher_network as load_network
 from sfumato.privacy.resolved import StagePlan
-from sfumato.release.card import PREPARED, cost_of, plain, privacy_facts, template
+from sfumato.release.card import PREPARED, cost_of, plain, privacy_facts, template, write_readme
 from sfumato.release.card_check import ClassifierCard, known_cost
 from sfumato.release.loading import prepared
 from sfumato.settings.fields import Settings
 from sfumato.storage.artifacts import read_artifact
 from sfumato.storage.documents import read_json
-from sfumato.storage.files import ATTRIBUTES, UNTOUCHED, write_json
+from sfumato.storage.files import write_json
 from sfumato.storage.records import Records
 
 
@@ -146,5 +146,4 @@ def write_card(
         images=f"{'grey' if channels == 1 else 'colour'} images of {height}×{width} pixels",
         classes=[(str(label), name) for label, name in enumerate(plan.classes)],
     )
-    (directory / "README.md").write_text(text, encoding="utf-8")
-    (directory / ATTRIBUTES).write_text(UNTOUCHED, encoding="utf-8")
+    write_readme(directory, text)

@@ -12,9 +12,9 @@ from pydantic import (
     model_validator,
 )
 
-from sfumato.errors import ConfigError
+from sfumato.errors import ConfigError, nearest
 from sfumato.settings.fields import Fraction, Part, Positive, Size, Strict
-from sfumato.settings.sources import OF_THE_OWNER, OWNERS, SOURCES
+from sfumato.settings.sources import OF_THE_OWNER, OWNERS, SOURCES, sources_of
 from sfumato.storage.documents import class_name, dataset_name
 
 DatasetId = Annotated[str, AfterValidator(dataset_name)]
@@ -28,6 +28,17 @@ SEVERAL: Literal["several"] = "several"
 
 def is_url(path: str | None) -> bool:
     return path is not None and "://" in path
+
+
+def source_in(section: str) -> AfterValidator:
+    """Return a validator that accepts only the sources that can be chosen in a section."""
+
+    def checked(name: str) -> str:
+        if name not in (known := sources_of(section)):
+            raise ValueError(nearest(name, known))
+        return name
+
+    return AfterValidator(checked)
 
 
 def without_secrets(path: str | None) -> str | None:
@@ -167,7 +178,8 @@ class Data(Strict):
     # a-z), digits, dots, underscores and hyphens. Required for your own files; None: the name of
     # the source
     dataset_id: DatasetId | None = None
-    source: str = "digits"  # Kind of source: one of SOURCES (sfumato/settings/sources)
+    # Kind of source: one of SOURCES (sfumato/settings/sources)
+    source: Annotated[str, source_in("data")] = "digits"
     # Folder or file with the images, a zip file of that folder, a Parquet file with embedded
     # pictures, or the URL of tar or Parquet files, such as s3://scans/{0000..0999}.tar. Required if
     # the images are your own files
@@ -278,7 +290,8 @@ class Public(Strict):
     They are prepared if a stage in `run` reads them.
     """
 
-    source: str = "glyphs"  # Kind of source: one of SOURCES (sfumato/settings/sources)
+    # Kind of source: one of SOURCES (sfumato/settings/sources)
+    source: Annotated[str, source_in("public")] = "glyphs"
     path: str | None = None  # Folder or file with the images; required for your own files
     per_class: Positive = 300  # Images per class, for sources that the program draws itself
     # Owner's confirmation that the images in `path` were not made from sensitive images. Not needed

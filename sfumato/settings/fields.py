@@ -10,7 +10,6 @@ from typing import Annotated, Any, ClassVar, Self, TypeGuard, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WrapValidator
 
 from sfumato.errors import ConfigError
-from sfumato.settings.shares import parse_share
 
 REST = "rest"
 
@@ -49,6 +48,17 @@ def checked_size(
         return size_of(read(value))
     except ValueError as error:
         raise ValueError("expected the side in pixels, such as 64, or [rows, columns]") from error
+
+
+def parse_share(value: object) -> float:
+    """Parse a share. It is a number, or has a percent sign: "1%" is 0.01.
+
+    Raises ValueError for any other text.
+    """
+    text = str(value)
+    if text.endswith("%"):
+        return float(text[:-1]) / 100
+    return float(text)
 
 
 def by(size: int | Sequence[int]) -> str:

@@ -3,7 +3,6 @@
 A later layer overrides the earlier ones. All layers are public.
 """
 
-import difflib
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -165,10 +164,9 @@ def validate(values: Layer, path: Path) -> Params:
         elif plain in removed:
             problem = f"{key} was removed: delete it; its fixed value is {removed[plain]}"
         elif first["type"] == "extra_forbidden":
-            near = difflib.get_close_matches(key, sorted(all_keys(Params)), 1, cutoff=0.4)
-            meant = "".join(f": did you mean {name!r}?" for name in near) or "."
+            hint = nearest(key, all_keys(Params), "no key is similar.", cutoff=0.4)
             problem = (
-                f"unknown key {key!r}{meant} For keys of earlier versions, see docs/upgrading.md"
+                f"unknown key {key!r}: {hint} For keys of earlier versions, see docs/upgrading.md"
             )
         else:
             given = re.sub("://.*", "://…", repr(first["input"]))  # a URL may contain a password

@@ -1,6 +1,5 @@
 """Artifact directories: plain files, and `privacy.json` with the files' sha256 and the charges."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -9,7 +8,7 @@ from pathlib import Path
 from sfumato.errors import UNREADABLE, ConfigError, DataError, explained, passing_over
 from sfumato.storage.digest import digest_of_file
 from sfumato.storage.documents import read_json, validated
-from sfumato.storage.files import ATTRIBUTES, entries_below, replacing_directory
+from sfumato.storage.files import ATTRIBUTES, entries_below, json_text, replacing_directory
 from sfumato.storage.records import Record, Records, widest_declaration
 
 PRIVACY = "privacy.json"
@@ -240,7 +239,7 @@ def empty_content(stage: str) -> dict:
 
 
 def as_text(content: dict) -> str:
-    return json.dumps(content, indent=1, sort_keys=True, allow_nan=False) + "\n"
+    return json_text(content, sort_keys=True, allow_nan=False)
 
 
 def check_out(out: Path, stage: str) -> None:

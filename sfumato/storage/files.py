@@ -130,9 +130,14 @@ def open_private(path: Path) -> BinaryIO:
     return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "w+b")
 
 
+def json_text(content: object, **options: Any) -> str:
+    """Format indented JSON. options: options of `json.dumps`."""
+    return json.dumps(content, **{"indent": 1} | options) + "\n"
+
+
 def write_json(path: Path, content: object, **options: Any) -> None:
     """Write indented JSON, under a temporary name first. options: options of `json.dumps`."""
-    replace_file(path, (json.dumps(content, **{"indent": 1} | options) + "\n").encode())
+    replace_file(path, json_text(content, **options).encode())
 
 
 def csv_text(rows: Iterable[Mapping[str, object]], columns: Mapping[str, str]) -> str:
@@ -152,6 +157,11 @@ def csv_text(rows: Iterable[Mapping[str, object]], columns: Mapping[str, str]) -
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([[cell(name, "") for name in columns], *cells])
     return text.getvalue()
+
+
+def write_csv(path: Path, rows: Iterable[Mapping[str, object]], columns: Mapping[str, str]) -> None:
+    """Write the result of `csv_text`."""
+    path.write_text(csv_text(rows, columns), encoding="utf-8")
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from sfumato.data.images import ImageSet, load_array
 from sfumato.errors import DataError, explained
 from sfumato.settings.training import Select
 from sfumato.storage.documents import read_json
-from sfumato.storage.files import csv_text, write_json
+from sfumato.storage.files import write_csv, write_json
 from sfumato.storage.png import save_png, to_grid
 
 # Number of images per class in `example_grid`, and number of public classes per row of a table
@@ -136,7 +136,7 @@ def save_selection(
             {"public_class": name, "noisy_count": votes, "rank": rank, "relabelled_as": became}
         )
     columns = {"public_class": "", "noisy_count": ".2f", "rank": "", "relabelled_as": ""}
-    (directory / "selection.csv").write_text(csv_text(rows, columns), encoding="utf-8")
+    write_csv(directory / "selection.csv", rows, columns)
     save_choice(
         directory,
         indices,
@@ -233,7 +233,7 @@ def save_surest(
             }
         )
     columns = {"class": "", "images": "", "least_sure": ".3f", "most_frequent": ""}
-    (directory / "selection.csv").write_text(csv_text(rows, columns), encoding="utf-8")
+    write_csv(directory / "selection.csv", rows, columns)
     shown = np.concatenate([indices[labels == label][:12] for label in range(len(names))])
     grid = to_grid(images.batch(shown)[0], min(12, len(indices) // len(names)))
     save_png(directory / "selection.png", grid)

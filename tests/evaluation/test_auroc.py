@@ -89,7 +89,7 @@ def test_a_set_of_one_label_is_not_scored_on_images_with_several():
         check_fits("release", single, made(9))
     bare = made(9)
     bare.labels[:, 1] = 0
-    assert "no image of class 'b'" in next(absent_classes("release", bare))
+    assert absent_classes(bare) == "'b'"
 
 
 def test_an_attack_on_several_labels_searches_all_images():

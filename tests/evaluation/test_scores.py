@@ -213,5 +213,4 @@ def test_sets_that_do_not_fit_are_refused_before_any_training(sets):
     ):
         with pytest.raises(DataError, match=problem):
             evaluate_release({"release": other}, train, holdout, CONFIG, PIXELS, pytest.fail)
-    (warning,) = absent_classes("release", good.take(np.flatnonzero(~np.isin(good.labels, (3, 7)))))
-    assert "no image of 2 classes, such as '3'" in warning
+    assert absent_classes(good.take(np.flatnonzero(~np.isin(good.labels, (3, 7))))) == "'3', '7'"

@@ -212,7 +212,7 @@ def test_a_state_directory_that_git_would_take_is_refused(evaluate):
 def test_a_release_that_lacks_a_class_is_judged_as_it_is(evaluate, digits, terminal):
     """Noisy counts at a small ε may leave out classes. The owner then needs the verdict most."""
     release(digits, digits.labels != 6)
-    evaluate("", "no image of class '6'", "synthesize.count", "Verdict: ")
+    evaluate("", "these classes: '6'", "synthesize.count", "Verdict: ")
     assert measured()["release"]["lr"]["per_class"][6]["mean"] == 0
 
 

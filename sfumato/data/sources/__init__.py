@@ -11,10 +11,10 @@ from pkgutil import resolve_name
 from sfumato.data.images import Shape
 from sfumato.data.sources.packed import unpacked
 from sfumato.data.sources.source import Example, Request, Shard, Source
-from sfumato.errors import ConfigError, DataError, explained, nearest, public, reading_sensitive
+from sfumato.errors import ConfigError, DataError, explained, public, reading_sensitive
 from sfumato.settings.data import OUTER, SEVERAL, Data, Groups, Public, is_url
 from sfumato.settings.fields import both_sides
-from sfumato.settings.sources import SOURCES, sources_of
+from sfumato.settings.sources import SOURCES
 from sfumato.storage.documents import class_name
 
 # Columns other than labels in `png/metadata.csv` and in the table of `Release.to_pandas`
@@ -116,16 +116,8 @@ def read_public(public: Public, shape: Shape, raw: Path, seed: int) -> Source:
 def open_source(request: Request, raw: Path) -> Source:
     """Open a source.
 
-    Raises ConfigError if `request.section` has no source `request.name`, and DataError if the
-    source has fewer than two classes.
+    Raises DataError if the source has fewer than two classes.
     """
-    known = sources_of(request.section)
-    if request.name not in known:
-        unknown = (
-            f"{request.section}.source={request.name!r} does not exist: "
-            f"{nearest(request.name, known)}"
-        )
-        raise public(ConfigError(unknown))
     if request.sensitive:
         check_there(request.path, request.groups)
         reading_sensitive()

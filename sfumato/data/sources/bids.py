@@ -86,16 +86,15 @@ def rows_of_volumes(
     volumes = [*anatomy_of(root)]
     found = sorted({suffix_of(file) for _, file in volumes})
     if suffix is None and len(found) > 1:
-        error = ConfigError(
+        raise ConfigError(
             "{root} has volumes of several kinds ({found}): choose one kind with "
             "data.volume.suffix ({option.volume} suffix={first})",
             option="volume",
             root=root,
             found=", ".join(found),
             first=found[0],
+            undecided=True,
         )
-        error.undecided = True
-        raise error
     used = [(subject, file) for subject, file in volumes if suffix in (None, suffix_of(file))]
     if not used:
         kinds = ", ".join(found) or "none"

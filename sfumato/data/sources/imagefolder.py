@@ -95,14 +95,22 @@ def read_imagefolder(request: Request, raw: Path) -> Source:
 def list_pictures(request: Request) -> Listing:
     """List the pictures of a request without decoding them.
 
-    The labels are in folder names, in a table or in tar files.
+    The labels are in folder names, in a table or in tar files. Raises ConfigError if the settings
+    do not fit a BIDS folder.
     """
     if request.several:
         return list_labels(request)
     if request.name == "webdataset":
         return list_shards(request)
-    if is_bids(request.required_path()):
-        check_bids(request)
+    # In BIDS, labels are in the participants' table, and each participant is a person
+    if is_bids(request.required_path()) and (
+        request.label_column is None or request.volume is None or request.id_column != PARTICIPANT
+    ):
+        raise ConfigError(
+            f"{request.path} is laid out as BIDS, so each subject is a person: set "
+            f"data.label_column to a column of {PARTICIPANTS}, data.volume, such as {{axis: "
+            f"axial}}, and data.groups: {{column: {PARTICIPANT}}}"
+        )
     if request.label_column is not None:
         return list_metadata(request, request.label_column)
     block = None
@@ -111,20 +119,6 @@ def list_pictures(request: Request) -> Listing:
     return list_folder(
         request.required_path(), f"{request.section}.path", request.groups, request.classes, block
     )
-
-
-def check_bids(request: Request) -> None:
-    """Raise ConfigError unless the settings fit BIDS.
-
-    The labels must come from a column of the participants' table, the images must be slices of
-    volumes, and each participant must be a person.
-    """
-    if request.label_column is None or request.volume is None or request.id_column != PARTICIPANT:
-        raise ConfigError(
-            f"{request.path} is laid out as BIDS, so each subject is a person: set "
-            f"data.label_column to a column of {PARTICIPANTS}, data.volume, such as {{axis: "
-            f"axial}}, and data.groups: {{column: {PARTICIPANT}}}"
-        )
 
 
 def list_folder(
@@ -325,28 +319,20 @@ def leave_out(
 def without_strays(places: list[Place], request: Request) -> list[Place]:
     """Leave out the files that are pictures neither by name nor by content.
 
-    Otherwise such a file would need a person's id and a row in a table.
+    Otherwise such a file would need a person's id and a row in a table. With `data.volume`, a
+    damaged volume or DICOM file is kept, because its error is raised when its slices are decoded.
     """
     for file, *_ in places:
         if (
             isinstance(file, Path)
             and file.suffix.lower() not in registered_extensions()
-            and not has_slices(file, request)
+            and (request.volume is None or not (is_volume(file) or is_dicom(file)))
         ):
             try:
                 decode(file, request.range or (0, 1))
             except DataError as error:
                 leave_out(file, file, error, places, request)
     return [place for place in places if place.file not in request.left_out]
-
-
-def has_slices(file: Path, request: Request) -> bool:
-    """Return whether the slices of a file become images.
-
-    Returns true if `data.volume` is set and the file is a NIfTI volume or DICOM, even if the file
-    is damaged. The error of a damaged file is raised later, when its slices are decoded.
-    """
-    return request.volume is not None and (is_volume(file) or is_dicom(file))
 
 
 def problems_of(files: Sequence[Place], request: Request) -> list[DataError]:

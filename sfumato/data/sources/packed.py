@@ -54,7 +54,18 @@ COMPRESSED: dict[str, Callable[..., Any]] = {
 CHUNK = 2**20  # bytes to inflate at a time
 FIRST_CELLS = 10  # number of cells to decode, to find out whether a column contains pictures
 UTF8_FLAG = 0x800  # flag in a zip: the name of this file is in UTF-8
-DAMAGED = (*UNREADABLE, tarfile.TarError, lzma.LZMAError, zlib.error, EOFError, OverflowError)
+# RuntimeError: a zip is encrypted; OverflowError, ValueError: the header of an array states more
+# bytes than the file has
+DAMAGED = (
+    *UNREADABLE,
+    EOFError,
+    OverflowError,
+    RuntimeError,
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    lzma.LZMAError,
+    zlib.error,
+)
 UNPACKED = "unpacked"  # folder in the state directory for unpacked archives
 # Private folders with unpacked archives, and private copies of files from URLs. A key consists of
 # the path or the URL, the time of the last change (0 for a URL), and the thread.
@@ -95,7 +106,8 @@ def unpacked(path: Path, allowance: Allowance | None = None, depth: int = 0) -> 
     elif suffix in COMPRESSED:
         folder = kept(path, lambda folder: inflate_tar(path, folder / "set.tar", allowance))
     else:
-        with readable_zip(path, "replace it with an intact copy, or unpack it by hand"):
+        fix = "replace it with an intact copy, or unpack it by hand"
+        with readable_archive(f"{path} cannot be read", fix):
             folder = kept(path, lambda folder: extract(path, folder, allowance))
     while folder.is_dir() and len(inside := visible(folder)) == 1:
         folder = inside[0]
@@ -255,7 +267,7 @@ def is_compressed_tar(path: Path) -> bool:
 def inflate_tar(path: Path, target: Path, allowance: Allowance) -> None:
     """Write the tar file that a compressed file contains."""
     with (
-        readable_archive(path),
+        readable_archive(f"{path} cannot be read as a tar file"),
         reading(path),
         COMPRESSED[path.suffix.lower()](path) as file,
         target.open("wb") as tar,
@@ -284,7 +296,7 @@ def extract_tar(path: Path, folder: Path, allowance: Allowance) -> None:
     """
     home = folder.resolve()
     with (
-        readable_archive(path),
+        readable_archive(f"{path} cannot be read as a tar file"),
         reading(path),
         BoundedReader(path, LARGEST_DIRECTORY) as file,
         tarfile.open(fileobj=file, mode="r:") as archive,
@@ -306,13 +318,10 @@ def extract_tar(path: Path, folder: Path, allowance: Allowance) -> None:
                 shutil.copyfileobj(content, copy)
 
 
-def readable_archive(path: Path) -> AbstractContextManager[None]:
-    wrong = f"{path} cannot be read as a tar file"
-    return explained(
-        DataError,
-        lambda error: f"{wrong} ({error}): replace it with an intact copy",
-        causes=DAMAGED,
-    )
+def readable_archive(
+    wrong: str, fix: str = "replace it with an intact copy"
+) -> AbstractContextManager[None]:
+    return explained(DataError, lambda error: f"{wrong} ({error}): {fix}", causes=DAMAGED)
 
 
 def in_archives(text: str) -> str:
@@ -345,22 +354,13 @@ def arrays_in(path: Path, fix: str) -> dict[str, np.ndarray]:
 
     Raises DataError if the archive contains pickles or cannot be read.
     """
-    with readable_zip(path, fix):
+    with readable_archive(f"{path} cannot be read", fix):
         allowance = Allowance(path, path.stat().st_size, state_dir())
         files = sorted(kept(path, lambda folder: extract(path, folder, allowance)).glob("*.npy"))
         return {
             file.stem: np.asarray(np.load(file, mmap_mode="r", allow_pickle=False))
             for file in files
         }
-
-
-def readable_zip(path: Path, fix: str) -> AbstractContextManager[None]:
-    causes = (*UNREADABLE, EOFError, OverflowError, RuntimeError, zipfile.BadZipFile, zlib.error)
-    # RuntimeError: the zip is encrypted; OverflowError, ValueError: the header of an array states
-    # more bytes than the file has
-    return explained(
-        DataError, lambda error: f"{path} cannot be read ({error}): {fix}", causes=causes
-    )
 
 
 def unpack_tables(tables: Sequence[Path], folder: Path, allowance: Allowance) -> None:

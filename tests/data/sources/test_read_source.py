@@ -97,7 +97,6 @@ def test_missing_files_are_named_and_never_downloaded(tmp_path):
         (Public(source="imagefolder"), ConfigError, r"public\.path is missing"),
         (Public(source="npz"), ConfigError, r"public\.path is missing"),
         (Public(source="photos", path="/photos"), ConfigError, "reads no files: leave public"),
-        (Public(source="painting"), ConfigError, r"public\.source='painting' does not exist"),
     ):
         with pytest.raises(error, match=message):
             read_public(public, (1, 8, 8), tmp_path, 0)
