@@ -17,6 +17,7 @@ from sfumato import __version__
 from sfumato.errors import (
     FULL,
     LAST_ERROR,
+    ConfigError,
     DataError,
     SfumatoError,
     is_failure,
@@ -24,7 +25,12 @@ from sfumato.errors import (
     watchers,
 )
 from sfumato.settings.stage import LOCAL
-from sfumato.settings.stages import STAGES
+
+try:
+    from sfumato.settings.stages import STAGES
+except ConfigError as error:  # the stage of another package cannot be loaded
+    print(f"error: {error}", file=sys.stderr)
+    sys.exit(error.exit_code)
 from sfumato.storage.documents import escaped, quoted
 from sfumato.storage.files import replace_private, write_json
 from sfumato.storage.in_use import until_the_end

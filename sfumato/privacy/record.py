@@ -10,7 +10,7 @@ from sfumato.errors import BudgetError
 from sfumato.privacy.events import ADJACENCIES, SECRET, UNITS, Mechanism
 from sfumato.settings.data import GROUP, DatasetId
 from sfumato.settings.fields import Positive
-from sfumato.settings.stages import QUERIES
+from sfumato.settings.stages import QUERIES, STAGES
 from sfumato.storage.documents import Exact, validated
 
 
@@ -62,7 +62,12 @@ def record_problems(place: str, record: object) -> list[str]:
     assert isinstance(record, dict)
     name = f"record {record['id'][:8]}"
     problems = []
-    if record["stage"] not in QUERIES:
+    if record["stage"] not in STAGES:
+        problems.append(
+            f"{name} comes from stage {record['stage']!r}, which this installation does not have: "
+            "install the package that declares it"
+        )
+    elif record["stage"] not in QUERIES:
         problems.append(f"{name} comes from stage {record['stage']!r}, which is not a query")
     if record["adjacency"] not in ADJACENCIES:
         problems.append(f"{name} has adjacency {record['adjacency']!r}, which is unknown")

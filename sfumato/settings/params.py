@@ -4,13 +4,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import Field, create_model, field_validator, model_validator
 
-from sfumato.errors import nearest
+from sfumato.errors import ConfigError, explained, nearest, reason_of
 from sfumato.settings.data import Data, Public
-from sfumato.settings.fields import Strict, is_positive
+from sfumato.settings.fields import Settings, Strict, is_positive
 from sfumato.settings.noise import noise_at, weights_at
 from sfumato.settings.privacy import Privacy
 from sfumato.settings.queries import Teacher
 from sfumato.settings.release import Release
+from sfumato.settings.stage import Stage
 from sfumato.settings.stages import QUERIES, STAGES
 from sfumato.settings.training import Model
 
@@ -98,6 +99,21 @@ class Common(Strict):
         return any("public" in self.inputs_of(name) for name in self.run)
 
 
+def defaults(stage: Stage) -> tuple[type[Settings], Settings]:
+    """Return the type and the default of a stage's section. Raises ConfigError if there is no
+    default, or if the section has the name of another one.
+    """
+    failed = f"stage {stage.name}: the class {stage.settings_in} cannot be used for its settings"
+    with explained(
+        ConfigError,
+        lambda error: f"{failed} ({reason_of(error)}): fix its package, or uninstall it",
+        causes=(Exception,),
+    ):
+        if stage.name in Common.model_fields:
+            raise ValueError("params.yaml has another section with this name")
+        return stage.settings, stage.settings()
+
+
 if TYPE_CHECKING:
 
     class Params(Common):
@@ -116,5 +132,5 @@ else:
             "The parameters in `params.yaml`, completed by the recipe, the profile and the "
             "defaults."
         ),
-        **{name: (stage.settings, stage.settings()) for name, stage in STAGES.items()},
+        **{name: defaults(stage) for name, stage in STAGES.items()},
     )

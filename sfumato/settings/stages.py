@@ -4,12 +4,13 @@ The `stage` program, the parameters, the plan, the ledger, `dvc.yaml` and the do
 this table.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
+from sfumato.errors import ConfigError, explained
 from sfumato.settings.stage import (
     ARTIFACTS,
     CARD_PATH,
@@ -40,8 +41,28 @@ def declared() -> Iterator[Stage]:
     """Yield the stages of this package, then the stages of other packages."""
     for name in NAMES:
         yield import_module(f"stages.{name}").STAGE
+    taken = [*NAMES]
     for point in entry_points(group=OTHER_PACKAGES):
-        yield point.load().STAGE
+        stage = loaded(point, taken)
+        taken.append(stage.name)
+        yield stage
+
+
+def loaded(point: EntryPoint, taken: Collection[str]) -> Stage:
+    """Load the stage of another package. Raises ConfigError if this fails, or if its name is one of
+    `taken`.
+    """
+    package = getattr(point.dist, "name", point.value)
+    failed = f"the package {package} declares a stage in {point.value}, which cannot be loaded"
+    with explained(
+        ConfigError,
+        lambda error: f"{failed} ({error!r}): fix the package, or uninstall it",
+        causes=(Exception,),
+    ):
+        stage: Stage = point.load().STAGE
+        if stage.name in taken:
+            raise ValueError(f"{stage.name} is already the name of a stage")
+        return stage
 
 
 def collected() -> dict[str, Stage]:

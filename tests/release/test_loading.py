@@ -497,7 +497,7 @@ LIES = {
     ),
     "noise by a seed": (recording(noise_source="seeded: for tests only"), "no privacy guarantee"),
     "no mechanism": (recording(event={"type": "Free"}), "not a mechanism"),
-    "an unknown query": (recording(stage="free"), "is not a query"),
+    "an unknown query": (recording(stage="free"), "install the package that declares it"),
 }
 
 

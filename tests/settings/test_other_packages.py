@@ -5,6 +5,7 @@ stage.
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import forked_stages
@@ -68,18 +69,23 @@ PARAMS = {
 }
 
 
+def write_package(folder: Path, text: str) -> Path:
+    """Write a package with one stage into a new folder. Returns the folder."""
+    about = folder / "brightness_query-1.0.dist-info"
+    about.mkdir(parents=True)
+    (folder / "brightness_query.py").write_text(text)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: brightness-query\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[sfumato.stages]\nbrightness = brightness_query\n")
+    return folder
+
+
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
     """Yield the path of the program `stage`, run by fork, in an installation that has the package
     too.
     """
     base = tmp_path_factory.mktemp("installed")
-    package = base / "packages"
-    about = package / "brightness_query-1.0.dist-info"
-    about.mkdir(parents=True)
-    (package / "brightness_query.py").write_text(PACKAGE)
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: brightness-query\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text("[sfumato.stages]\nbrightness = brightness_query\n")
+    package = write_package(base / "packages", PACKAGE)
     path = f"{ROOT}{os.pathsep}{package}"
     address = base / "socket"
     server = forked_stages.start(address, os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"})
@@ -137,3 +143,28 @@ def test_its_settings_are_checked_before_anything_is_spent(run):
         content = PARAMS | {"brightness": yaml.safe_load(settings)}
         (run.project / "params.yaml").write_text(yaml.safe_dump(content))
         assert message in run("plan", code=2)
+
+
+MISTAKES = {
+    "a failing import": ("raise ImportError('needs foo')", "needs foo"),
+    "no stage": ("", "has no attribute 'STAGE'"),
+    "the name of a query": (PACKAGE.replace('"brightness",', '"count",'), "already the name"),
+    "the name of a section": (PACKAGE.replace('"brightness",', '"data",'), "another section"),
+    "a setting without default": (PACKAGE.replace(' = "20%"', ""), "noise Field required"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_in_another_package_is_one_sentence(tmp_path, mistake):
+    text, reason = MISTAKES[mistake]
+    path = f"{ROOT}{os.pathsep}{write_package(tmp_path / 'packages', text)}"
+    done = subprocess.run(
+        [sys.executable, "-m", "stages.cli", "recipe", "show", "full"],
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    said = " ".join(done.stderr.split())
+    assert done.returncode == 2 and said.startswith("error: "), said
+    assert reason in said and "brightness_query" in said and "uninstall it" in said
