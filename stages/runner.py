@@ -186,7 +186,9 @@ def picture(before: Collection[str]) -> str:
         file = ARTIFACTS / "synthesize" / "grid.png"
     elif not any(STAGES[one].gives == "generator" for one in before):
         return ""
-    return f"; look at {file}" * file.exists()
+    if not file.exists():
+        return ""
+    return f"; look at {file}"
 
 
 def ready_processor() -> None:
