@@ -8,7 +8,6 @@ from pathlib import Path
 from sfumato.errors import ConfigError
 from sfumato.planning.make import write_texts
 from sfumato.planning.project_files import IGNORED, dvc_content, workflow_text, write_project
-from sfumato.privacy.accountant import EXACT
 from sfumato.privacy.events import PROTECTED
 from sfumato.privacy.ledger import BudgetFile, read_budget
 from sfumato.privacy.resolved import PlanFile, read_stage_plan
@@ -24,7 +23,7 @@ from sfumato.runtime.progress import Say
 from sfumato.settings.data import IMAGE
 from sfumato.settings.recipes import as_yaml
 from sfumato.settings.stage import ARTIFACTS, FREE, LEDGER, PLAN, PUBLIC
-from sfumato.settings.stages import QUERIES, STAGES
+from sfumato.settings.stages import NAMES, QUERIES, STAGES
 from sfumato.storage.artifacts import (
     Artifact,
     check_out,
@@ -34,7 +33,7 @@ from sfumato.storage.artifacts import (
     write_empty,
     writing,
 )
-from sfumato.storage.documents import dataset_name, read_yaml
+from sfumato.storage.documents import MERGED, dataset_name, read_yaml
 from sfumato.storage.files import ATTRIBUTES, UNTOUCHED, copy_directory, json_text
 from sfumato.storage.records import Records
 
@@ -53,7 +52,8 @@ def merge_projects(
     """
     check_folders(folders, out)
     plans = [
-        {name: read_yaml(folder / PLAN / f"{name}.yaml") for name in STAGES} for folder in folders
+        {name: read_yaml(file) for name in STAGES if (file := plan_file(folder, name)).exists()}
+        for folder in folders
     ]
     first = plans[0]
     queries = same_settings(folders, plans)
@@ -73,9 +73,7 @@ def merge_projects(
     }
     records = merge_records([*itertools.chain(*releases_of.values())])
     check_owners(records, different_people)
-    shared = [
-        name for name, stage in STAGES.items() if stage.public_only and first[name]["enabled"]
-    ]
+    shared = [name for name, plan in first.items() if STAGES[name].public_only and plan["enabled"]]
 
     size_hint = sum(plan["count"]["size_hint"] for plan in plans)
     budget = merged_budget(budgets, size_hint, records)
@@ -88,22 +86,27 @@ def merge_projects(
         if (folders[0] / path).is_dir():
             read_artifact(folders[0] / path, path.name)
             copy_directory(folders[0] / path, out / path)
-    free = [name for name, stage in STAGES.items() if stage.kind is FREE and name not in shared]
+    free = [name for name in first if STAGES[name].kind is FREE and name not in shared]
     unit = first["count"].get("unit", IMAGE)
     workflow = workflow_text(budget["target"], budget["delta"], unit)
     write_pipeline(out, free, say, workflow)
     return queries, dataset_ids
 
 
+def plan_file(folder: Path, name: str) -> Path:
+    return folder / PLAN / f"{name}.yaml"
+
+
 def check_folders(folders: Sequence[Path], out: Path) -> None:
-    """Raise ConfigError if there are fewer than two projects, if `out` is one of them or already a
-    project, or if a project contains links or unreadable plans.
+    """Raise ConfigError if there are fewer than two projects, if `out` is in one of them or already
+    a project, or if a project contains links or unreadable plans.
     """
     if len(folders) < 2:
         raise ConfigError(f"expected two or more projects to merge, got {len(folders)}")
-    if out.resolve() in [folder.resolve() for folder in folders]:
+    place = out.resolve()
+    if {place, *place.parents} & {folder.resolve() for folder in folders}:
         raise ConfigError(
-            "{option.out} {out} is one of the projects to merge: name another folder",
+            "{option.out} {out} is one of the projects to merge, or a folder in one: name another folder",
             option="out",
             out=out,
         )
@@ -117,7 +120,9 @@ def check_folders(folders: Sequence[Path], out: Path) -> None:
         refuse_links(folder / ARTIFACTS)
         refuse_links(folder / PUBLIC.parts[0], folder / PUBLIC)
     for folder, name in itertools.product(folders, STAGES):
-        read_stage_plan(folder / PLAN / f"{name}.yaml", name)
+        # Where the package of a stage is not installed, the stage has no plan
+        if name in NAMES or plan_file(folder, name).exists():
+            read_stage_plan(plan_file(folder, name), name)
 
 
 def check_owners(records: Records, different_people: bool) -> None:
@@ -178,10 +183,8 @@ def write_plans(
         merged = {key: value for key, value in plan.items() if key != "about"}
         if plan.get("dataset_id"):
             merged |= {"dataset_id": dataset_name(dataset_id), "size_hint": size_hint}
-        if budget["accountant"] != EXACT:
-            merged.pop("accountant", None)
         if STAGES[name].owned:
-            merged["delta"] = budget["delta"]
+            merged |= {"delta": budget["delta"], "accountant": budget["accountant"]}
         texts[f"{name}.yaml"] = as_yaml(merged)
     write_texts(folder, texts)
 
@@ -203,7 +206,7 @@ def write_pipeline(out: Path, free: Sequence[str], say: Say, workflow: str) -> N
         deps = entry["deps"]
         assert isinstance(deps, list)
         entry["deps"] = [path for path in deps if path in made or (out / path).exists()]
-    text = "# Written by `stage merge`. These free stages use the noisy sums of all owners.\n"
+    text = f"{MERGED}. These free stages use the noisy sums of all owners.\n"
     files = {
         "dvc.yaml": text + as_yaml({"stages": stages}, blocks=True),
         ".gitignore": IGNORED,

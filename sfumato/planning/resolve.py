@@ -15,7 +15,6 @@ from sfumato.errors import BudgetError, ConfigError
 from sfumato.planning.checks import check_consistent
 from sfumato.planning.kept import Plan, holds, repeat_count, stages_before
 from sfumato.privacy.accountant import (
-    EXACT,
     LARGEST_DELTA,
     NoiseRequest,
     calibrate,
@@ -24,7 +23,6 @@ from sfumato.privacy.accountant import (
     shares_of_rdp,
 )
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, UNITS, ZERO_OUT_ONE, Mechanism, event_of
-from sfumato.privacy.ledger import by_line
 from sfumato.privacy.odometer import Run
 from sfumato.privacy.policy import SpendingPolicy
 from sfumato.privacy.record import record_problems
@@ -254,8 +252,8 @@ def stage_file(stage: Stage, params: Params, card: Card, mechanism: Mechanism | 
             mode="json", include={"fit", "range"}, exclude_defaults=True
         ):
             content["prepared"] = prepared
-        if by_line(params.privacy.accountant) == EXACT:
-            content["accountant"] = EXACT
+        if params.privacy.accountant != "rdp":
+            content["accountant"] = params.privacy.accountant
         if params.privacy.delta is not None:
             content["delta"] = params.privacy.delta
     if mechanism is not None:

@@ -58,7 +58,7 @@ class Resolved:
     delta: Annotated[float, Field(gt=0, lt=1)] | None = None
     about: dict[str, str] = field(default_factory=dict)
     prepared: dict[str, object] = field(default_factory=dict)
-    accountant: Literal["rdp", "exact"] = "rdp"
+    accountant: Literal["rdp", "pld", "exact"] = "rdp"
     labels: Literal["one", "several"] = "one"
     unit: Literal["image", "group"] = IMAGE  # unit that the charge of a query protects
     group_cap: Positive = 1  # see `Charge`

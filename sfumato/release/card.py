@@ -107,7 +107,7 @@ def privacy_facts(
         "dataset": plan.dataset_id,
         "epsilon": bound_text(cost["epsilon"]),
         "delta": bound_text(cost["delta"], 3),
-        "accounting": "Rényi" if plan.accountant == "rdp" else plan.accountant,
+        "accounting": WORDS["accountants"][plan.accountant],
         "neighbours": neighbours(unit, cost["adjacency"]),
         "grouped": unit == UNITS[GROUP],
         "charges": sorted((record["stage"], record["released"]) for record in records.values()),

@@ -208,11 +208,6 @@ def what_it_cost(ledger: Mapping, spent: float) -> Facts:
     first: dict = next(iter(records), {})
     unit = first.get("unit", UNITS[IMAGE])
     claims = {record.get("claim") for record in records}
-    names = {
-        "rdp": "Rényi",
-        "rdp_classic": "Rényi, older conversion",
-        "pld": "privacy-loss distribution",
-    }
     return {
         "dataset": ", ".join(sorted({record["dataset_id"] for record in records})),
         "unit": PROTECTED[unit],
@@ -227,7 +222,7 @@ def what_it_cost(ledger: Mapping, spent: float) -> Facts:
         "anyone": percent_up(delta * ledger["size_hint"]),
         # The factor is left out if ε is large, because it then means little to a reader
         "factor": bound_text(math.exp(spent), 3) if spent <= math.log(10) else "",
-        "accountant": names.get(ledger["accountant"], ledger["accountant"]),
+        "accountant": WORDS["accountants"][ledger["accountant"]],
         "accountants": [
             (name, bound_text(value)) for name, value in sorted(composed["epsilon"].items())
         ],
@@ -353,7 +348,7 @@ def summary_lines(
             f"{bound_text(content['delta'], 3)}"
         ),
         units=sorted({PROTECTED[record["unit"]] for record in content["records"]}),
-        dataset=content["odometer"]["dataset_id"],
+        dataset=", ".join(content.get("apart") or [content["odometer"]["dataset_id"]]),
         verdict=verdict,
         tracked=tracked,
     )

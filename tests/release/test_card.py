@@ -88,6 +88,7 @@ def test_the_card_never_states_less_than_its_records_cost():
     exact = epsilon([m.event for m in MECHANISMS.values()], default_delta(1500))
     assert exact <= said <= exact * 1.001
     of_exact = card(accountant="exact")
+    assert "(privacy-loss distribution accounting; 2" in card(accountant="pld")
     less = epsilon([m.event for m in MECHANISMS.values()], default_delta(1500), "exact")
     assert "(exact accounting; 2 charges)" in of_exact and "(Rényi accounting; 2 charges)" in text
     assert less <= float(of_exact.split("ε = ")[1].split("**")[0]) <= less * 1.001 < exact

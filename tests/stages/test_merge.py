@@ -120,19 +120,22 @@ def test_two_clinics_release_together_at_their_own_epsilon(
     assert together["epsilon"]["rdp"] > 1.1 * ledger["epsilon"]["rdp"]
 
 
-def test_the_plan_of_a_merge_has_the_delta_of_its_budget(tmp_path):
-    """With the larger δ of one owner, the card would state too small an ε."""
+def test_a_merge_has_the_delta_and_accountant_of_its_budget(tmp_path):
+    """With the larger δ of one owner, the card would state too small an ε. With another accountant,
+    it would contradict the ledger.
+    """
     plans = {
         name: {"stage": name, "dataset_id": "north", "size_hint": 300}
         for name in ("count", "synthesize")
     }
-    plans["synthesize"]["delta"] = 1e-4
-    budget = {"delta": 1e-6, "accountant": "rdp"}
+    plans["synthesize"] |= {"delta": 1e-4, "accountant": "exact"}
+    budget = {"delta": 1e-6, "accountant": "pld"}
     write_plans(plans, "north-and-south", 600, budget, tmp_path)
     for name in plans:
         content = yaml.safe_load((tmp_path / f"{name}.yaml").read_text())
         assert (content["dataset_id"], content["size_hint"]) == ("north-and-south", 600)
         assert content.get("delta", 1e-6) == 1e-6
+        assert content.get("accountant", "pld") == "pld"
 
 
 def test_what_does_not_add_up_is_refused_with_the_reason(clinics):
