@@ -2,7 +2,8 @@
 
 import re
 import unicodedata
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -10,12 +11,14 @@ from pathlib import Path
 import numpy as np
 
 from sfumato.data import tables
+from sfumato.data.repeated_ids import PERSONAL, UNCERTAIN, coarser_ids, like_people, likeness
 from sfumato.data.sources import tabled
-from sfumato.data.sources.packed import unpacked
+from sfumato.data.sources.npz import AS_PLAIN_ARRAYS
+from sfumato.data.sources.packed import arrays_in, unpacked
 from sfumato.data.sources.source import Form
 from sfumato.data.sources.splits import is_filing, split_of
 from sfumato.data.tables import meaning
-from sfumato.errors import ConfigError, DataError
+from sfumato.errors import UNREADABLE, ConfigError, DataError
 from sfumato.settings.data import Groups
 
 FOLDERS: Form = {"name": "imagefolder"}  # the layout of class folders
@@ -26,34 +29,15 @@ PERSONS = re.compile(
     r"(ids?|uid|no|nr|num|number|code|key|name|identifier|pseudonym)?"
     r"|groups?(ids?)?|mrns?|pids?|(medicalrecord|hospital|nhs|mrn)(id|no|nr|number)|ssn"
 )
-# Patterns to search for in column names. A column whose cells repeat may contain ids of persons if
-# its name matches OF_PERSONS. If its name matches OF_THINGS, it may contain ids of things that
-# belong to one person, such as sessions or specimens.
-OF_PERSONS = re.compile(
-    r"patient|pa[cz]i?ente?|subj|person|particip|proband|donor|volunteer|individual|client|user"
-    r"|signer|speaker|writer|worker|owner|animal|identity|(^|_)(pat|sub|uid|hn)(_|$)"
-)
-OF_THINGS = re.compile(
-    r"(^|_)(ids?|n[or]|nbr|num|number|codes?|keys?|hash|barcode|identifier|accession)(_|$)"
-    r"|nummer|uid|lesion|session|study|series|exam|specimen|sample|slide|visit|video|clip|case|fall"
-)
 # Names of columns that contain labels, in the form that `meaning` returns
 LABELLED = re.compile(
     r"(label|class|classname|category|target|diagnosis|dx|disease|pathology|finding|findinglabel)s?"
 )
-# Matches ids (long, zero-padded, hexadecimal), dates, names of persons ("Smith, John", DICOM's
-# Smith^John) and e-mails
-PERSONAL = re.compile(r"\d{3}|(?<!\d)0\d|\d[a-z]+\d|\d([-_. ]\d+){2}|[\^,@]", re.IGNORECASE)
-# Cells that may stand for an uncertain or missing label, in lower case
-UNCERTAIN = ("", "-1", "-1.0", "0.5", "u", "?", "nan", "na", "n/a", "none", "null", "unknown")
 # Classes with few pictures may be persons. If there are more than MANY classes, "few" means fewer
 # than FEW pictures per class. Otherwise it means fewer than LEAST.
 MANY = 20
 FEW = 50
 LEAST = 10
-FEWEST_THINGS = 5  # minimum number of different ids in a column of things (see OF_THINGS)
-FEWEST_OTHERS = 10  # minimum number in any other column
-MOST_EACH = 10  # if values have more pictures each, they may be hospitals or scanners
 
 
 class Unclear(ConfigError):
@@ -72,16 +56,16 @@ def is_label(name: str) -> bool:
     return bool(LABELLED.fullmatch(meaning(name)))
 
 
-def snake_case(name: str) -> str:
-    return re.sub(r"(?<=[a-z])(?=[A-Z])|[\W_]+", "_", name).lower()
-
-
-def groups_in(names: Iterable[str]) -> Groups | None:
+def groups_in(columns: Mapping[str, Sequence[str]]) -> Groups | None:
     """Find the column, key or array with persons' ids by its name.
 
-    Raises Unclear if there are several.
+    columns: cells of each column, key or array.
+
+    Raises Unclear if there are several, or if another column has coarser ids (see `coarser_ids`).
     """
-    found = [name for name in names if is_person(name)]
+    found = [name for name in columns if is_person(name)]
+    if len(found) == 1:
+        found += coarser_ids(columns, found[0])
     if len(found) > 1:
         raise Unclear(
             "persons' ids could be in {found}: choose one of them with {option.groups}",
@@ -105,19 +89,61 @@ def tables_read(path: Path) -> list[Path]:
     return [table for part in chain(*split_of(path)) if (table := tables.table_in(part))]
 
 
-def cells_in(table: Path, column: str) -> list[str]:
-    """Return the cells of a column as text, without leading or trailing spaces.
+def columns_of(path: Path) -> dict[str, list[str]]:
+    """Return the cells of each column that may contain persons' ids, as text.
 
-    Rows with too few or too many cells are left out. Returns [] if the file is not a table, or has
-    no such column.
+    These are the columns of the table beside the pictures, except file names. For tar files, they
+    are the keys of the .json, and for an .npz, the arrays of one number or text per image.
+    """
+    path = unpacked(path)
+    if path.suffix.lower() == ".npz":
+        return columns_of_arrays(path)
+    if table := main_table(path):
+        named = tables.heads_of(table)[0]
+        return {name: cells for name, cells in columns_in(table).items() if name != named}
+    return columns_of_samples(path)
+
+
+def columns_in(table: Path) -> dict[str, list[str]]:
+    """Return the cells of each column as text, without leading or trailing spaces.
+
+    Rows with too few or too many cells are left out. Returns {} if the file is not a table.
     """
     with suppress(DataError, ValueError):
         heads, rows = tables.cells_of(table)
-        place = heads.index(column)
-        cells = [row[place] for _, row in rows if len(row) == len(heads)]
-        texts = [cell if (text := tables.cell_text(cell)) is None else text for cell in cells]
-        return [str(text).strip() for text in texts]
-    return []
+        complete = [row for _, row in rows if len(row) == len(heads)]
+        return {name: [plain_cell(row[heads.index(name)]) for row in complete] for name in heads}
+    return {}
+
+
+def plain_cell(cell: object) -> str:
+    text = tables.cell_text(cell)
+    return str(cell if text is None else text).strip()
+
+
+def columns_of_arrays(path: Path) -> dict[str, list[str]]:
+    columns: dict[str, list[str]] = {}
+    for name, array in arrays_in(path, AS_PLAIN_ARRAYS).items():
+        cells = columns.setdefault(re.sub("^(train|val|test)_", "", name), [])
+        if array.ndim and array.size == len(array):
+            cells.extend(map(plain_cell, array.ravel().tolist()))
+    return columns
+
+
+def columns_of_samples(path: Path) -> dict[str, list[str]]:
+    """Return the values of each key in the .json of the samples, "" for a missing key.
+
+    Keys are left out if fewer than a tenth of the samples have them, unless their names mean
+    persons: some programs write a different key into each .json.
+    """
+    found: list[dict[str, object]] = []
+    with suppress(DataError):
+        for sample in chain.from_iterable(map(tabled.samples_in, tabled.shards_of(path))):
+            with suppress(*UNREADABLE):
+                found.append(tabled.json_of(sample))
+    counts = Counter(chain.from_iterable(found))
+    names = [name for name, count in counts.items() if 10 * count > len(found) or is_person(name)]
+    return {name: [plain_cell(one.get(name)) for one in found] for name in names}
 
 
 def binary_columns(cells: Mapping[str, Sequence[str]]) -> tuple[list[str], list[str]]:
@@ -213,8 +239,9 @@ def count_different(path: Path, column: str) -> int:
     """Count the pictures outside a folder with the name of their label in the table."""
     count = 0
     for table in tables_read(path):
-        names = map(tables.plain_path, cells_in(table, tables.heads_of(table)[0]))
-        cells = map(tables.plain_path, cells_in(table, column))  # none if the column is missing
+        read = columns_in(table)
+        names = map(tables.plain_path, read.get(tables.heads_of(table)[0], []))
+        cells = map(tables.plain_path, read.get(column, []))
         labels = dict(zip(names, cells, strict=False))
         for file in tabled.pictures_below(table.parent):
             place = tables.plain_path(str(file.relative_to(table.parent)))
@@ -224,78 +251,16 @@ def count_different(path: Path, column: str) -> int:
     return count
 
 
-def repeated_ids(path: Path, label: str | None) -> tuple[str, bool] | None:
-    """Find a column in the table of `path` whose cells repeat and may be persons' ids.
-
-    Returns the column's name, and whether to propose it as the column of persons' ids. A column is
-    proposed if its name means persons, or if its cells look like ids or names of persons. Returns
-    the first such column, otherwise the first column that may contain persons' ids, otherwise None.
-
-    Dates, years and sizes repeat too. So cells without a letter or a leading 0 are ignored, unless
-    the column's name means persons, or things such as sessions (OF_THINGS).
-    """
-    telling = (
-        r"(first|last|sur|full|given|family|nach|vor)?names?"
-        r"|e?mails?(address)?|dob|(dateof)?birth(date|day)?|geburts(datum|tag)"
-        r"|(tele|mobile)?phone(no|number)?|(home)?address"
-    )
-    other = None
-    if table := main_table(unpacked(path)):
-        for name in tables.heads_of(table)[1]:
-            named = re.fullmatch(telling, meaning(name))
-            person = named or OF_PERSONS.search(snake_case(name))
-            thing = OF_THINGS.search(snake_case(name))
-            cells = [
-                cell
-                for cell in cells_in(table, name)
-                if re.search("." if person or thing else r"[^\W\d_]|^0", cell)
-            ]
-            ids = {*cells}
-            frequent = MOST_EACH * len(ids) < len(cells)
-            if name == label or len(ids) == len(cells) or (frequent and not named):
-                continue
-            if person or likeness(ids) == 2 or like_people(sorted(ids)):
-                return name, True
-            if len(ids) >= (FEWEST_THINGS if thing else FEWEST_OTHERS):
-                other = other or (name, False)
-    return other
-
-
-def likeness(names: Collection[str]) -> int:
-    """Rate how much names look like ids: 2 if most match PERSONAL, 1 if all contain digits,
-    otherwise 0.
-    """
-    if sum(bool(PERSONAL.search(name)) for name in names) > len(names) / 2:
-        return 2
-    return int(all(re.search(r"\d", name) for name in names))
-
-
-def like_people(names: Sequence[str]) -> bool:
-    """Return whether names look like names of persons.
-
-    There must be at least three names. Either all of them are initials such as TB, or two
-    conditions are met: all look like Tony_Blair or Smith-John, and fewer than half of their words
-    occur in several names.
-    """
-    if len(names) > 2 and all(re.fullmatch("[A-Z][A-Z]", name) for name in names):
-        return True
-    words = [re.findall(r"[^\W\d_]+", name) for name in names]
-    every = list(chain.from_iterable(words))
-    named = all(len(own) > 1 and all(map(str.istitle, own)) for own in words)
-    return (
-        named and len(words) > 2 and 2 * sum(every.count(word) > 1 for word in every) < len(every)
-    )
-
-
 def check_names(names: Sequence[str], counts: Sequence[int] = ()) -> None:
     """Raise Unclear if the names of classes, which would be published, may be names of persons, ids
     or kinds of files.
 
     counts: number of pictures of each class, if known.
     """
-    alike = {" ".join(unicodedata.normalize("NFKC", name).casefold().split()) for name in names}
+    plain = [unicodedata.normalize("NFKC", name).casefold() for name in names]
+    alike = {" ".join(re.sub(r"(?<=\d)\.0+$", "", name.strip()).split()) for name in plain}
     reasons = {
-        "two of them differ only in case or spaces, so they may be one class": (
+        "two of them differ only in case, spaces or a final .0, so they may be one class": (
             len(alike) < len(names)
         ),
         "one of them may mean a missing label": bool(alike & {"nan", "n/a", "na", "null"}),

@@ -20,22 +20,21 @@ from sfumato.data.formats import TAR, AnotherFormat
 from sfumato.data.images import GROUPS
 from sfumato.data.labels_and_ids import (
     FOLDERS,
-    OF_PERSONS,
     Unclear,
-    cells_in,
     check_agreement,
     check_certain,
     check_names,
+    columns_in,
+    columns_of,
     groups_in,
     is_label,
     is_person,
-    likeness,
     main_table,
     several_in,
-    snake_case,
     tables_read,
     unclear_label,
 )
+from sfumato.data.repeated_ids import OF_PERSONS, coarser_ids, likeness, snake_case
 from sfumato.data.series import dicom_header, holds_series
 from sfumato.data.sources import tabled
 from sfumato.data.sources.bids import PARTICIPANT, is_bids, participants_of, possible_labels
@@ -46,6 +45,7 @@ from sfumato.data.sources.splits import folders_in, is_filing, split_of, visible
 from sfumato.data.volumes import is_volume
 from sfumato.errors import ConfigError, DataError
 from sfumato.settings.data import OUTER, Groups, Volume
+from sfumato.settings.fields import composed
 from sfumato.settings.options import ALL, InitOptions
 from sfumato.storage.files import files_in
 
@@ -79,14 +79,14 @@ def layout_of(options: InitOptions) -> Layout:
         form, arrays = archive_layout(path)
         if groups is None and "groups" in arrays:
             groups = Groups(array=True)
-        return form | classes_named(options), groups or groups_in(arrays)
+        return form | classes_named(options), groups or groups_in(columns_of(path))
     shards = files_in(path, "*.tar")
     if not shards:
         check_forms(path)
     table = main_table(path)
     if path.is_file() or (table is None and shards):
         form = {"name": "webdataset", "label_column": label}
-        return form | classes_named(options), groups or groups_in(tabled.sample_keys(path))
+        return form | classes_named(options), groups or groups_in(columns_of(path))
     if table is None:
         return folder_layout(path, options)
     return table_layout(path, table, options)
@@ -107,6 +107,17 @@ def bids_layout(path: Path, options: InitOptions) -> Layout:
             persons=PARTICIPANT,
         )
     table = participants_of(path)
+    coarser = coarser_ids(columns_in(table), PARTICIPANT)
+    if coarser and options.groups is None:
+        raise Unclear(
+            "{table}: one id in the column {column} belongs to several subjects, so two subjects "
+            "may be the same person. Give each person one folder sub-*, with one folder ses-* per "
+            "session. If each subject is a different person, give {option.groups} {persons}",
+            option="groups",
+            table=table,
+            column=coarser[0],
+            persons=PARTICIPANT,
+        )
     label = options.label_column
     if label is None:
         heads = [name for name in tables.heads_in(table) if name != PARTICIPANT]
@@ -127,18 +138,26 @@ def table_layout(path: Path, table: Path, options: InitOptions) -> Layout:
     Raises Unclear if the folders could define the classes too.
     """
     label = options.label_column
-    heads = tables.heads_of(table)[1]
-    groups = options.groups or groups_in(heads) or groups_of_dicom(path, [path], options.alone)
+    files, heads = tables.heads_of(table)
+    every = columns_in(table)
+    groups = options.groups or groups_in({name: every[name] for name in heads})
+    groups = groups or groups_of_dicom(path, [path], options.alone)
     columns = [name for name in heads if groups is None or name != groups.column]
     named = classes_named(options)
 
     # Decide between the table and the folders
-    folders = {folder.name for part in split_of(path)[0] for folder in folders_in(part)}
+    listed = {tables.plain_path(str(table.parent / cell)) for cell in every[files]}
+    folders = {
+        folder.name
+        for part in split_of(path)[0]
+        for folder in folders_in(part)
+        if tables.plain_path(str(folder)) not in listed
+    }
     by_folders = label is None and sum(not is_filing(name) for name in folders) > 1
     preferred = not by_folders or table.name == tables.TABLES[0]
     cells = {}
     if table.parent == path:
-        cells = {name: found for name in columns if (found := cells_in(table, name))}
+        cells = {name: every[name] for name in columns if every[name]}
     if preferred and label is None and not named:
         check_certain(table, cells)
     several = several_in(cells, label)
@@ -211,7 +230,7 @@ def folder_layout(path: Path, options: InitOptions) -> Layout:
         raise unclear_order(path, outer, inner)
     if groups is None or groups.folder != OUTER:
         names, held_out = (
-            {folder.name for part in parts for folder in folders_in(part)}
+            {composed(folder.name) for part in parts for folder in folders_in(part)}
             for parts in (train, test)
         )
         # Checked first: later messages contain these names, so none of them may be a person's
@@ -228,7 +247,7 @@ def folder_layout(path: Path, options: InitOptions) -> Layout:
             )
         return FOLDERS, groups
     if classes is None or classes == ALL:
-        classes = tuple(sorted({entry.name for entry in inner}))
+        classes = tuple(sorted({composed(entry.name) for entry in inner}))
     return FOLDERS | {"classes": classes}, groups
 
 

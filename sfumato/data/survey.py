@@ -17,12 +17,13 @@ import numpy as np
 from sfumato.data.companions import Companions, companions_in
 from sfumato.data.decoding import Member, PictureFile, with_progress
 from sfumato.data.images import per_class
-from sfumato.data.labels_and_ids import FOLDERS, check_found, repeated_ids
+from sfumato.data.labels_and_ids import FOLDERS, Unclear, check_found, columns_of
 from sfumato.data.layout import check_persons_beside, layout_of, volume_in
 from sfumato.data.names import Repeats, repeated_folders, repeats_in
 from sfumato.data.photographs import taken_in_a_row
 from sfumato.data.prepare import statuses
-from sfumato.data.series import LOCALIZERS, burned_in
+from sfumato.data.repeated_ids import are_coarser, repeated_ids
+from sfumato.data.series import LOCALIZERS, burned_in, dicom_header
 from sfumato.data.sources import Source, check_there, open_source
 from sfumato.data.sources.packed import naming_archives
 from sfumato.data.sources.source import Request
@@ -125,6 +126,8 @@ def survey(options: InitOptions, state: Path | None = None) -> Survey:
         **form,
     )
     source = open_source(request, path)
+    if options.groups is None and request.id_column is not None:
+        check_headers(source, request.id_column)
     labels = np.array([*source.labels], int)
     counts = per_class(labels, len(source.classes)).tolist()
     trained = source.size - source.held_out
@@ -167,6 +170,24 @@ def survey(options: InitOptions, state: Path | None = None) -> Survey:
         localizers=source.converted[LOCALIZERS],
         data=section_of(request, source.classes, form != FOLDERS),
     )
+
+
+def check_headers(source: Source, column: str) -> None:
+    """Raise Unclear if one PatientID of DICOM files belongs to several ids in a column.
+
+    column: name of the column with the ids in `source`.
+    """
+    files = [*map(whole_file, source.files)]
+    headers = {file: dicom_header(file) for file in {*files}}
+    patients = [getattr(headers[file], "patient", "") for file in files]
+    if are_coarser(patients, source.groups or ()):
+        raise Unclear(
+            "one PatientID in the DICOM files belongs to several ids in the column {column}, so "
+            "these may not be ids of persons. If they are, give {option.groups} {column}. "
+            "Otherwise, remove this column from the table, so that each PatientID is a person",
+            option="groups",
+            column=column,
+        )
 
 
 def section_of(request: Request, classes: Sequence[str], other: bool) -> dict[str, object]:
@@ -263,11 +284,11 @@ def repeats_of(
     labels = [np.asarray(one).tobytes() for one in files.values()]
     folders = [str(file.parent) for file in files]
     found = repeats_in([file.name for file in files], folders, labels, source.classes)
-    column = repeated_ids(path, label)
+    column = repeated_ids(columns_of(path), label)
     if column and (found is None or found.groups is None):
         name, likely = column
         return Repeats(
-            why="Ids in a column repeat, as if one person had several images",
+            why=f"Ids in a column repeat ({name}), as if one person had several images",
             groups=name if likely else None,
         )
     if found is None and repeated_folders(folders, labels):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import io
 import re
-import unicodedata
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from sfumato.data.deep import is_dicom
 from sfumato.data.formats import AnotherFormat, link_format
 from sfumato.errors import UNREADABLE, ConfigError, DataError, explained
+from sfumato.settings.fields import composed
 from sfumato.storage.files import files_in, reading
 from sfumato.storage.limits import LARGEST_PICTURE, LARGEST_TEXT, LONGEST_ROW, MOST_CELLS, MOST_ROWS
 from sfumato.storage.plain_json import parse_json, read_bytes
@@ -113,6 +113,7 @@ def read_table(table: Path, columns: Sequence[str]) -> Rows:
     too few or too many cells, or cells that are neither text nor whole numbers.
     """
     heads, rows = cells_of(table)
+    columns = [*map(composed, columns)]
     for name in columns:
         if name not in heads:
             raise DataError(
@@ -162,9 +163,11 @@ def rows_by_file(
         plain_path(name): file for file in files for name in names_of(file) if counted[name] == 1
     }
     known |= {plain_path(str(file.relative_to(root))): file for file in (*files, *others)}
+    below = files_by_folder(files, root)
     found: dict[Path, list[str]] = {}
     for number, (name, *cells) in read_table(table, columns):
-        if within := series_in(root / plain_path(name), files):
+        within = below.get(plain_path(name).rstrip("/"), [])
+        if within and all(map(is_dicom, within)):
             if not found.keys().isdisjoint(within):
                 raise DataError(
                     f"{table}, row {number}, names a file a second time: keep one row per file"
@@ -198,17 +201,20 @@ def rows_by_file(
     return found
 
 
-def series_in(folder: Path, files: Sequence[Path]) -> list[Path]:
-    """Return the DICOM files below a folder. A row may name such a folder instead of a file.
+def files_by_folder(files: Iterable[Path], root: Path) -> dict[str, list[Path]]:
+    """Map the relative path of each folder in `root` to all files below it.
 
-    Returns an empty list if `folder` is not a folder, or if one of `files` below it is not DICOM.
+    A row may name a folder of DICOM files instead of a file.
     """
-    if not folder.is_dir():
-        return []
-    within = [file for file in files if folder in file.parents]
-    if all(map(is_dicom, within)):
-        return within
-    return []
+    of_parent: dict[Path, list[Path]] = {}
+    for file in files:
+        of_parent.setdefault(file.parent, []).append(file)
+    below: dict[str, list[Path]] = {}
+    for parent, own in of_parent.items():
+        place = parent.relative_to(root)
+        for folder in (place, *place.parents):
+            below.setdefault(plain_path(str(folder)), []).extend(own)
+    return below
 
 
 def names_of(file: Path) -> set[str]:
@@ -221,7 +227,7 @@ def names_of(file: Path) -> set[str]:
 
 def plain_path(text: str) -> str:
     """Normalize a relative path for comparison, on any operating system."""
-    return unicodedata.normalize("NFC", text.strip().replace("\\", "/")).removeprefix("./")
+    return composed(text.strip().replace("\\", "/")).removeprefix("./")
 
 
 def heads_in(table: Path) -> list[str]:
@@ -240,7 +246,7 @@ def cells_of(table: Path) -> tuple[list[str], Rows]:
     Raises DataError if the file is not a table.
     """
     rows = checked_rows(table)
-    return next(rows)[1], rows
+    return [*map(composed, next(rows)[1])], rows
 
 
 def checked_rows(table: Path) -> Rows:
@@ -397,7 +403,7 @@ def check_parquet() -> None:
 
 
 def cell_text(value: object) -> str | None:
-    """Convert a cell to text.
+    """Convert a cell to text in the composed form of Unicode.
 
     An empty cell becomes "", and the values of a list are joined by BETWEEN. Returns None if the
     cell contains anything but text and whole numbers.
@@ -408,7 +414,7 @@ def cell_text(value: object) -> str | None:
             return None
         return BETWEEN.join(parts)
     if isinstance(value, str | int) and not isinstance(value, bool):
-        return str(value)
+        return composed(str(value))
     if value is None:
         return ""
     return None

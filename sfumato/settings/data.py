@@ -13,7 +13,7 @@ from pydantic import (
 )
 
 from sfumato.errors import ConfigError, nearest
-from sfumato.settings.fields import Fraction, Part, Positive, Size, Strict
+from sfumato.settings.fields import Fraction, Part, Positive, Size, Strict, composed
 from sfumato.settings.sources import OF_THE_OWNER, OWNERS, SOURCES, sources_of
 from sfumato.storage.documents import class_name, dataset_name
 
@@ -233,9 +233,10 @@ class Data(Strict):
     @field_validator("classes")
     @classmethod
     def are_distinct(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        if value is not None and len({*value}) < len(value):
+        names = value and tuple(map(composed, value))
+        if names and len({*names}) < len(names):
             raise ValueError("two classes have the same name: rename one")
-        return value
+        return names
 
     @model_validator(mode="after")
     def fits_the_source(self) -> Self:

@@ -4,6 +4,7 @@ settings (see MACHINE).
 
 import os
 import sys
+import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Self, TypeGuard, get_args
 
@@ -64,6 +65,11 @@ def parse_share(value: object) -> float:
 def by(size: int | Sequence[int]) -> str:
     """Return a size as text, such as 24×32."""
     return "{}×{}".format(*both_sides(size))
+
+
+def composed(text: str) -> str:
+    """Return a text in the composed form of Unicode (NFC). File names of macOS are decomposed."""
+    return unicodedata.normalize("NFC", text)
 
 
 Positive = Annotated[int, Field(gt=0, le=10**9)]

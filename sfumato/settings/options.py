@@ -19,10 +19,10 @@ from pydantic_core import ArgsKwargs
 
 from sfumato.errors import ConfigError
 from sfumato.settings.data import OUTER, Groups, Range, Volume
-from sfumato.settings.fields import Part, Size, both_sides
+from sfumato.settings.fields import Part, Size, both_sides, composed
 
 ALL: Literal["all"] = "all"  # the owner's confirmation that no class name identifies a person
-Classes = tuple[str, ...] | Literal["all"]
+Classes = tuple[Annotated[str, AfterValidator(composed)], ...] | Literal["all"]
 
 
 def parse_groups(text: str) -> Groups:

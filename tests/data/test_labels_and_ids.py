@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from surveys import layout_of
 
-from sfumato.data.labels_and_ids import LABELLED, PERSONS, Unclear, check_names, likeness
+from sfumato.data.labels_and_ids import LABELLED, PERSONS, Unclear, check_names
 from sfumato.data.names import repeats_in
+from sfumato.data.repeated_ids import likeness
 from sfumato.data.sources.splits import is_filing, part_named
 from sfumato.data.tables import meaning
 

@@ -246,3 +246,26 @@ def test_the_owner_is_warned_of_burned_in_text(tmp_path):
     assert seen.facts.burned_in == 3
     warning = "burned into the pixels (according to their headers): 3"
     assert any(warning in line for line in understood(seen))
+
+
+def test_a_table_that_names_all_folders_defines_the_classes(tmp_path):
+    root = tmp_path / "in"
+    for person in range(12):
+        write_series(root / f"p{person}", phantom(person), f"P{person}", f"1.{person}")
+    rows = [f"p{person}/,{('zero', 'one')[person % 2]}" for person in range(12)]
+    (root / "metadata.csv").write_text("\n".join(["file_name,label", *rows]))
+    seen = survey(root, range=SPAN)
+    assert (seen.classes, seen.persons) == (("one", "zero"), 12)
+
+
+def test_a_patient_id_of_several_cases_is_asked_about(tmp_path):
+    root = tmp_path / "in"
+    rows = []
+    for number in range(24):
+        file = root / f"{number}.dcm"
+        write_dicom(file, phantom(0)[0], f"P{number // 4}", f"1.{number}")
+        rows.append(f"{file.name},{('zero', 'one')[number % 2]},E{number // 2}")
+    (root / "metadata.csv").write_text("\n".join(["file_name,label,case_id", *rows]))
+    with pytest.raises(Unclear, match="one PatientID in the DICOM files belongs to several ids"):
+        survey(root, range=SPAN)
+    assert survey(root, range=SPAN, groups="case_id").persons == 12

@@ -417,3 +417,15 @@ def test_the_hold_out_is_compared_by_a_column_of_participants(tmp_path):
     assert source.compared == [
         s for p, s in enumerate("FFMMFF") for _ in range(6 * (1 + (p % 3 == 0)))
     ]
+
+
+def test_subjects_that_share_a_patient_id_are_asked_about(tmp_path):
+    root = write_bids(tmp_path / "in", people=12)
+    table = root / "participants.tsv"
+    heads, *rows = table.read_text().splitlines()
+    with_ids = [f"{row}\tM{number // 2 + 100}" for number, row in enumerate(rows)]
+    table.write_text("\n".join([f"{heads}\tpatient_id", *with_ids]))
+    with pytest.raises(Unclear, match="patient_id belongs to several subjects"):
+        survey(root, label_column="group")
+    chosen = survey(root, label_column="group", groups="participant_id")
+    assert chosen.persons == 12

@@ -39,6 +39,7 @@ from sfumato.data.tables import FILE, METADATA, TABLES
 from sfumato.data.volumes import is_volume
 from sfumato.errors import ConfigError, DataError
 from sfumato.settings.data import OUTER, Groups
+from sfumato.settings.fields import composed
 
 
 def read_imagefolder(request: Request, raw: Path) -> Source:
@@ -142,7 +143,7 @@ def list_folder(
         )
     trained, held_out = split_of(path)
     official = bool(held_out)
-    classes = sorted({folder.name for part in trained for folder in folders_in(part)})
+    classes = sorted({composed(folder.name) for part in trained for folder in folders_in(part)})
     # Each person's folder contains class folders. It is treated like a part, such as train/
     if groups is not None and groups.folder == OUTER:
         trained, held_out = (
@@ -220,7 +221,7 @@ def list_part(
                 yield DataError(f"{picture} is a folder inside a class folder: {fix}.")
             else:
                 yield misplaced(picture, root) or Place(
-                    picture, classes.index(folder.name), held_out=held_out
+                    picture, classes.index(composed(folder.name)), held_out=held_out
                 )
 
 
@@ -228,7 +229,7 @@ def unknown_class(
     folder: Path, root: Path, classes: Sequence[str], groups: Groups | None
 ) -> DataError | None:
     """Return an error if a folder is not named after one of the classes."""
-    if folder.name in classes:
+    if composed(folder.name) in classes:
         return None
     known: object = root / TRAIN
     if groups is not None and groups.folder == OUTER:

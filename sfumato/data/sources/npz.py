@@ -12,6 +12,7 @@ from sfumato.data.images import GROUPS_REFUSED, check_labels
 from sfumato.data.sources.packed import arrays_in
 from sfumato.data.sources.source import Form, Request, Source, examples
 from sfumato.errors import ConfigError, DataError
+from sfumato.settings.fields import composed
 
 AS_PLAIN_ARRAYS = "write it with np.savez and plain arrays."
 
@@ -68,12 +69,12 @@ def read_npz(request: Request, raw: Path) -> Source:
     if request.sensitive and "groups" in arrays and groups is None:
         raise DataError(f"{path}: `groups` {GROUPS_REFUSED}.")
     names = np.asarray(names)
-    if names.dtype.kind != "U" or names.ndim != 1 or not len(names) or len({*names}) != len(names):
+    classes = tuple(composed(str(name)) for name in names.flat)
+    if names.dtype.kind != "U" or names.ndim != 1 or not classes or len({*classes}) < len(classes):
         raise DataError(
             f"{path}: the array of class names is {names.dtype} {names.shape}, expected one "
             "dimension of distinct strings."
         )
-    classes = tuple(map(str, names))
     labels = {part: labels_of(path, arrays, part, classes, request.several) for part in parts}
     size = sum(map(len, labels.values()))
     persons = None

@@ -2,7 +2,6 @@
 
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -332,7 +331,7 @@ def sample_words(
     content: dict = {}
     if "json" in sample and (label or group or "cls" not in sample):
         with explained(DataError, f"{what} has a .json that is not a JSON object: correct it."):
-            content = dict(parse_json(text_of(sample["json"])))
+            content = json_of(sample)
     if label is None and "cls" in sample:
         with explained(DataError, f"{what} has a .cls that is not a line of text: correct it."):
             content[LABEL] = text_of(sample["cls"]).strip()
@@ -360,10 +359,16 @@ def text_of(member: Member) -> str:
     return member.opened().read().decode("utf-8")
 
 
-def sample_keys(path: Path) -> list[str]:
-    """Return the keys in the .json of the first sample in the first tar file, or an empty list."""
-    # These errors mean that the .json is missing or not an object
-    with suppress(DataError, ValueError, KeyError, TypeError):
-        for sample in samples_in(shards_of(path)[0]):
-            return [*dict(parse_json(text_of(sample["json"])))]
-    return []
+def json_of(sample: Sample) -> dict[str, object]:
+    """Return the content of a sample's .json. {"a": {"b": 1}} becomes {"a.b": 1}."""
+    return flat(dict(parse_json(text_of(sample["json"]))))
+
+
+def flat(content: dict) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for key, value in content.items():
+        if isinstance(value, dict):
+            found |= {f"{key}.{name}": one for name, one in flat(value).items()}
+        else:
+            found[key] = value
+    return found

@@ -148,3 +148,17 @@ def test_an_encrypted_archive_is_refused(tmp_path):
     Path(data.path).write_bytes(content)
     with pytest.raises(DataError, match="encrypted"):
         read_source(data, tmp_path)
+
+
+@pytest.mark.parametrize("parts", [("",), ("train_", "val_", "test_")])
+def test_ids_in_any_array_of_an_npz_are_noticed(tmp_path, parts):
+    arrays = {"classes": np.array(["a", "b"])}
+    for part in parts:
+        arrays |= {
+            f"{part}images": np.zeros((40, 8, 8), np.uint8),
+            f"{part}labels": np.arange(40) % 2,
+            f"{part}age": np.arange(40) // 2 + 30,
+            f"{part}mrn_hash": np.array([f"{part}{i // 4 + 4096:x}" for i in range(40)]),
+        }
+    np.savez(tmp_path / "set.npz", **arrays)
+    assert survey(tmp_path / "set.npz", classes="all").repeats.groups == "mrn_hash"

@@ -5,16 +5,19 @@
 import io
 import json
 import tarfile
+import unicodedata
 
 import numpy as np
 import pytest
 from PIL import Image
 from pydantic import ValidationError
+from scans import write_dicom
 from surveys import layout_of, survey
 from writers import read_all
 
 from sfumato.data.labels_and_ids import Unclear
 from sfumato.data.sources import read_source
+from sfumato.data.tables import rows_by_file
 from sfumato.errors import ConfigError, DataError
 from sfumato.settings.data import Data, Groups
 from sfumato.settings.options import ALL
@@ -372,3 +375,68 @@ def test_what_a_folder_holds_is_recognised_by_its_layout(tmp_path):
     write_table(tmp_path / "d", [{"file_name": "0.png", "sex": "f", "age": 3}])
     with pytest.raises(ConfigError, match="label_column"):
         layout_of(tmp_path / "d", None)
+
+
+def described(about):
+    """Yield 40 samples. about: maps the number of a sample to the content of its .json."""
+    for i in range(40):
+        yield f"{i:03}.png", png(i)
+        yield f"{i:03}.cls", b"ab"[i % 2 : i % 2 + 1]
+        yield f"{i:03}.json", json.dumps(about(i)).encode()
+
+
+@pytest.mark.parametrize(
+    ("name", "about"),
+    [
+        ("pat", lambda i: {"pat": f"P{i // 4 + 100}"}),
+        ("anon_mrn", lambda i: {"anon_mrn": i // 4 + 70_000}),
+        ("eid", lambda i: {f"only {i}": i, "eid": 7919 * (i // 4) + 10**6}),
+        ("meta.patient_id", lambda i: {"meta": {"patient_id": f"P{i // 4 + 100}"}}),
+    ],
+)
+def test_ids_in_any_key_of_samples_are_noticed_and_usable(tmp_path, name, about):
+    file = write_tar(tmp_path / "a.tar", described(about))
+    assert survey(file, classes=ALL).repeats.groups == name
+    assert survey(file, classes=ALL, groups=name).persons == 10
+
+
+def test_a_key_of_persons_missing_from_the_first_sample_is_found(tmp_path):
+    file = write_tar(
+        tmp_path / "a.tar", described(lambda i: {"patient_id": f"P{i // 4 + 100}"} if i else {})
+    )
+    with pytest.raises(DataError, match="image 1 .* has no id"):
+        survey(file, classes=ALL)
+    assert survey(file, classes=ALL, alone=True).persons == 11
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+def test_labels_match_classes_in_any_form_of_unicode(tmp_path, form):
+    words = [unicodedata.normalize(form, word) for word in ["café", "b"] * 2]
+    write_table(tmp_path, rows_of(words))
+    for other in ("NFC", "NFD"):
+        names = (unicodedata.normalize(other, "café"), "b")
+        assert survey(tmp_path, classes=names).classes == ("café", "b")
+        assert read_all(data(tmp_path, classes=names), tmp_path)[2] == [0, 1, 0, 1]
+
+
+def test_labels_that_are_the_same_number_are_asked_about(tmp_path):
+    write_table(tmp_path, rows_of(["0", "0.0", "1", "1.0"]))
+    with pytest.raises(Unclear, match=r"a final \.0, so they may be one class"):
+        survey(tmp_path)
+
+
+def test_rows_that_name_folders_do_not_scan_all_files_each(tmp_path):
+    class Counted(list):
+        scans = 0
+
+        def __iter__(self):
+            type(self).scans += 1
+            return super().__iter__()
+
+    names = [f"s{i}" for i in range(50)]
+    (tmp_path / "metadata.csv").write_text("\n".join(["file_name", *names]))
+    for name in names:
+        write_dicom(tmp_path / name / "ct" / "1.dcm", np.zeros((2, 2)), name)
+    files = Counted(sorted(tmp_path.rglob("*.dcm")))
+    rows = rows_by_file(tmp_path / "metadata.csv", ["file_name"], files, tmp_path)
+    assert len(rows) == 50 and Counted.scans < 10

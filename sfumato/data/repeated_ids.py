@@ -1,0 +1,190 @@
+"""Rate whether the cells of a column are ids of persons, by the column's name and by their form."""
+
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
+
+from sfumato.data.dates import ANY_DATE
+from sfumato.data.groups import NO_ID, is_unclear, plain_id
+from sfumato.data.names import DATE, Column
+from sfumato.data.tables import meaning
+
+# Patterns to search for in column names. A column whose cells repeat may contain ids of persons if
+# its name matches OF_PERSONS. If its name matches OF_THINGS, it may contain ids of things that
+# belong to one person, such as sessions or specimens.
+OF_PERSONS = re.compile(
+    r"patient|pa[cz]i?ente?|subj|person|particip|proband|donor|volunteer|individual|client|user"
+    r"|signer|speaker|writer|worker|owner|animal|identity|mrn|(^|_)(pat|sub|uid|hn)(_|$)"
+)
+# Columns of persons' names, addresses and birthdays, in the form that `meaning` returns
+TELLING = re.compile(
+    r"(first|last|sur|full|given|family|nach|vor)?names?"
+    r"|e?mails?(address)?|dob|(dateof)?birth(date|day)?|geburts(datum|tag)"
+    r"|(tele|mobile)?phone(no|number)?|(home)?address"
+)
+OF_THINGS = re.compile(
+    r"(^|_)(ids?|n[or]|nbr|num|number|codes?|keys?|hash|barcode|identifier|accession)(_|$)"
+    r"|nummer|uid|lesion|session|study|series|exam|specimen|sample|slide|visit|video|clip|case|fall"
+)
+# Matches ids (long, zero-padded, hexadecimal), dates, names of persons ("Smith, John", DICOM's
+# Smith^John) and e-mails
+PERSONAL = re.compile(r"\d{3}|(?<!\d)0\d|\d[a-z]+\d|\d([-_. ]\d+){2}|[\^,@]", re.IGNORECASE)
+# Matches dates, times, numbers with decimals, and ages as in DICOM (045Y)
+MEASURED = re.compile(
+    rf"({ANY_DATE}\D{{0,4}})?(\d\d?:\d\d\S*)?|[-+]?\d*[.,]\d+(e[-+]?\d+)?|\d{{3}}[DWMY]",
+    re.IGNORECASE,
+)
+# Cells that may stand for an uncertain or missing label, in lower case
+UNCERTAIN = ("", "-1", "-1.0", "0.5", "u", "?", "nan", "na", "n/a", "none", "null", "unknown")
+# Minimum number of different ids in a column with a name that matches OF_PERSONS or OF_THINGS
+FEWEST_THINGS = 5
+FEWEST_OTHERS = 10  # minimum number in any other column
+MOST_EACH = 10  # if values have more pictures each, they may be hospitals or scanners
+SHORT = 4  # ages, years, sizes and scores have at most this many digits
+
+
+def snake_case(name: str) -> str:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])|[\W_]+", "_", name).lower()
+
+
+def repeated_ids(
+    columns: Mapping[str, Sequence[str]], label: str | None
+) -> tuple[str, bool] | None:
+    """Find a column with cells that repeat and may be persons' ids.
+
+    Returns the column's name, and whether to propose it as the column of persons' ids. Returns the
+    first of the columns with the highest rating (see `rate_ids`), or None.
+
+    columns: cells of each column; label: the column with the labels.
+    """
+    ratings = {name: rate_ids(name, own) for name, own in columns.items() if name != label}
+    best = max(ratings, key=ratings.__getitem__, default=None)
+    if best is None or not ratings[best]:
+        return None
+    return best, ratings[best] == 2
+
+
+def rate_ids(name: str, cells: Sequence[str]) -> int:
+    """Rate whether the cells of a column repeat and are ids of persons.
+
+    Returns 2 if the column can be proposed: its name means persons, or its cells look like ids or
+    names of persons. Returns 1 if only the owner can decide, otherwise 0.
+
+    Dates, years and sizes repeat too. So cells without a letter or a leading 0 are ignored, unless
+    the column's name means persons, or things such as sessions (OF_THINGS), or the cells are
+    numbers with the form of ids. If values have many pictures each, they must look like ids even if
+    the column's name means persons, because they may be ages.
+    """
+    named = TELLING.fullmatch(meaning(name))
+    person = named or OF_PERSONS.search(snake_case(name))
+    thing = OF_THINGS.search(snake_case(name))
+    cells = known_cells(cells)
+    if not (person or thing or are_id_numbers(cells)):
+        telling = {
+            cell
+            for cell in {*cells}
+            if re.search(r"[^\W\d_]|^0\d", cell) and not MEASURED.fullmatch(cell)
+        }
+        cells = [cell for cell in cells if cell in telling]
+    ids = {*cells}
+    frequent = MOST_EACH * len(ids) < len(cells) and not named
+    if len(ids) == len(cells) or (frequent and not look_like_ids(name, cells)):
+        return 0
+    if person or (not frequent and (likeness(ids) == 2 or like_people(sorted(ids)))):
+        return 2
+    if thing and not frequent:
+        return int(len(ids) >= FEWEST_THINGS)
+    return int(len(ids) >= FEWEST_OTHERS)
+
+
+def known_cells(cells: Sequence[str]) -> list[str]:
+    """Return the cells that are not empty or uncertain; 17.0 becomes 17."""
+    return [re.sub(r"(?<=\d)\.0+$", "", cell) for cell in cells if cell.lower() not in UNCERTAIN]
+
+
+def are_id_numbers(cells: Sequence[str]) -> bool:
+    """Return whether cells are numbers that repeat and have the form of ids.
+
+    Numbers with more than SHORT digits are ids, unless they are dates. Shorter numbers must have
+    large gaps, and may be sizes. So at least FEWEST_OTHERS of them must repeat, and none may have
+    more than MOST_EACH pictures, because a common size does.
+    """
+    if not cells or not all(re.fullmatch(r"\d{1,40}", cell) for cell in {*cells}):
+        return False
+    column = Column(values=cells, pattern="", kind="number")
+    digits = [*map(len, column.counts)]
+    repeated = [count for count in column.counts.values() if count > 1]
+    return (
+        column.repeated
+        and (column.sparse or min(digits) > SHORT)
+        and (max(digits) > SHORT or (len(repeated) >= FEWEST_OTHERS and max(repeated) <= MOST_EACH))
+        and not all(re.fullmatch(DATE, cell) for cell in column.counts)
+    )
+
+
+def look_like_ids(name: str, cells: Sequence[str]) -> bool:
+    """Return whether a column contains at least FEWEST_THINGS ids, not ages, dates or other facts
+    about a person: its whole name means persons, or the cells have the form of ids.
+    """
+    ids = {*cells}
+    if len(ids) < FEWEST_THINGS:
+        return False
+    if OF_PERSONS.fullmatch(snake_case(name)) or are_id_numbers(cells):
+        return True
+    measured = all(cell.isdecimal() or MEASURED.fullmatch(cell) for cell in ids)
+    return not measured and (likeness(ids) == 2 or like_people(sorted(ids)))
+
+
+def coarser_ids(columns: Mapping[str, Sequence[str]], chosen: str) -> list[str]:
+    """Return the columns of persons' ids in which one id belongs to several ids of `chosen`.
+
+    The column `chosen` may then contain ids of examinations, although its name means persons.
+    """
+    return [
+        name
+        for name, cells in columns.items()
+        if name != chosen
+        and OF_PERSONS.search(snake_case(name))
+        and look_like_ids(name, known_cells(cells))
+        and are_coarser(cells, columns[chosen])
+    ]
+
+
+def are_coarser(cells: Sequence[str], ids: Sequence[str | None]) -> bool:
+    """Return whether one of `cells` belongs to several of `ids`.
+
+    Cells that often mean an unknown person do not count. cells, ids: values of each image.
+    """
+    clear = {
+        cell
+        for cell in {*cells}
+        if (form := plain_id(cell)) not in NO_ID and not is_unclear(form, (), in_names=False)
+    }
+    pairs = {(cell, one) for cell, one in zip(cells, ids, strict=False) if one and cell in clear}
+    return len(pairs) > len({cell for cell, _ in pairs}) >= FEWEST_THINGS
+
+
+def likeness(names: Collection[str]) -> int:
+    """Rate how much names look like ids: 2 if most match PERSONAL, 1 if all contain digits,
+    otherwise 0.
+    """
+    if sum(bool(PERSONAL.search(name)) for name in names) > len(names) / 2:
+        return 2
+    return int(all(re.search(r"\d", name) for name in names))
+
+
+def like_people(names: Sequence[str]) -> bool:
+    """Return whether names look like names of persons.
+
+    There must be at least three names. Either all of them are initials such as TB, or two
+    conditions are met: all look like Tony_Blair or Smith-John, and fewer than half of their words
+    occur in several names.
+    """
+    if len(names) > 2 and all(re.fullmatch("[A-Z][A-Z]", name) for name in names):
+        return True
+    words = [re.findall(r"[^\W\d_]+", name) for name in names]
+    every = Counter(chain.from_iterable(words))
+    shared = sum(count for count in every.values() if count > 1)
+    named = all(len(own) > 1 and all(map(str.istitle, own)) for own in words)
+    return named and len(words) > 2 and 2 * shared < every.total()
