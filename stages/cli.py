@@ -42,7 +42,7 @@ from stages.evaluate import evaluate
 from stages.flags import flag
 from stages.forget import du, forget
 from stages.init import init
-from stages.launch import EXIT_CODE, leave
+from stages.launch import EXIT_CODE, die_with_parent, leave
 from stages.merge import merge
 from stages.plan import plan
 from stages.report import report
@@ -108,7 +108,9 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # Escape what the console cannot show, such as ε, as Python already does on standard error
         sys.stdout.reconfigure(errors="backslashreplace")
-    if EXIT_CODE not in os.environ:  # under `torchrun`, processes must end at once
+    if EXIT_CODE in os.environ:  # under `torchrun`, processes must end at once
+        die_with_parent()
+    else:
         # Handle SIGTERM like Ctrl-C. Without a handler, the first process of a container would
         # ignore this signal, and any other process would leave private files behind.
         signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -15,7 +15,6 @@ the randomness of the noise: each process draws a new key.
 """
 
 import atexit
-import ctypes
 import gc
 import json
 import math
@@ -39,6 +38,7 @@ from typing import NoReturn
 from sfumato.settings.stages import STAGES
 from stages import fork_client
 from stages.fork_client import ACCEPTED, CODE, circumstances
+from stages.launch import die_with_parent
 
 SOCKET = "socket"
 # Packages that stages import within their functions
@@ -54,7 +54,6 @@ IMPORTED_LATE = (
 )
 # Seconds that commands may still run after the process that started the server has ended
 TIME_TO_END = 3.0
-DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,9 +205,9 @@ def become(request: ForkRequest, streams: list[int], server: int) -> None:
     server ends, the child is killed.
     """
     os.setsid()
-    ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
+    die_with_parent()
     if os.getppid() != server:
-        os._exit(1)  # the server ended before prctl was called, so no signal will come
+        os._exit(1)  # the server ended before this call, so no signal will come
     os.environ.clear()
     os.environ.update(request.environment)
     os.chdir(request.folder)

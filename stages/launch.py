@@ -2,9 +2,11 @@
 as `torchrun`.
 """
 
+import ctypes
 import os
 import secrets
 import shlex
+import signal
 import subprocess
 import sys
 from contextlib import suppress
@@ -18,10 +20,17 @@ from sfumato.storage.state_directory import state_dir
 LAUNCH = "SFUMATO_LAUNCH"
 # Environment variable: path of the file to which the first process writes its exit code
 EXIT_CODE = "SFUMATO_EXIT_CODE"
+DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
 def is_configured() -> bool:
     return bool(os.environ.get(LAUNCH))
+
+
+def die_with_parent() -> None:
+    """Let the kernel kill this process when its parent ends. Only Linux can do this."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
 
 
 def again(stdout: IO[str] | None = None, stderr: IO[str] | None = None) -> int:
@@ -42,7 +51,14 @@ def again(stdout: IO[str] | None = None, stderr: IO[str] | None = None) -> int:
             words = [*shlex.split(os.environ[LAUNCH]), "-m", "stages.cli", *sys.argv[1:]]
             # PYTHONSAFEPATH: no module in the current folder can replace a package.
             given = {**os.environ, EXIT_CODE: str(code_file), "PYTHONSAFEPATH": "1"}
-            done = subprocess.run(words, env=given, check=False, stdout=stdout, stderr=stderr)
+            done = subprocess.Popen(
+                words, env=given, stdout=stdout, stderr=stderr, preexec_fn=die_with_parent
+            )
+        try:
+            done.wait()
+        finally:  # after Ctrl-C or SIGTERM, the launcher still runs: it must end its processes
+            done.terminate()
+            done.wait()
         if not code_file.is_file():
             raise SfumatoError(
                 f"{launcher} ended with exit code {done.returncode} before the first process "

@@ -2,13 +2,21 @@
 stage's.
 """
 
+import os
+import signal
+import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from sfumato.errors import ConfigError, SfumatoError
 from stages import launch
+
+ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -55,6 +63,42 @@ def leaving(code: int, own: int) -> str:
         f"{sys.executable} -c \"import os; {noted}; open(file, 'w').write('{code}'); raise "
         f'SystemExit({own})"'
     )
+
+
+def test_an_interrupted_launcher_may_end_its_processes(environment, here):
+    """`torchrun` starts them in other sessions, so no signal of the terminal reaches them."""
+    ending = 'trap "sleep 0.5; touch ended; exit" TERM'
+    environment[launch.LAUNCH] = f"sh -c '{ending}; touch begun; while :; do sleep 0.1; done'"
+
+    def interrupt() -> None:
+        while not (here / "begun").exists():
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        launch.again()
+    assert (here / "ended").exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can do this")
+@pytest.mark.parametrize("killed", ["stage", "launcher"])
+def test_no_process_outlives_a_killed_parent(killed, environment, here):
+    (here / "dvc.yaml").touch()
+    (here / "launcher.py").write_text(
+        "import subprocess, sys\n"
+        "subprocess.run([sys.executable, *sys.argv[1:]], start_new_session=True)\n"
+    )
+    environment[launch.LAUNCH] = f"{sys.executable} launcher.py"
+    words = [sys.executable, "-c", "from stages import launch; launch.again()", "serve"]
+    environment["PYTHONPATH"] = str(ROOT)
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as stage:
+        assert b"http" in stage.stdout.readline()
+        process = psutil.Process(stage.pid)
+        if killed == "launcher":
+            (process,) = process.children()
+        process.kill()
+        stage.communicate(timeout=10)  # returns once all processes have closed the pipe
 
 
 def test_a_module_in_the_current_folder_does_not_run(environment, here, monkeypatch):
