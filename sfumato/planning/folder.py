@@ -69,7 +69,7 @@ def resolve_project(
     contradict each other.
     """
     loaded = load_params(folder / params, folder / RECIPES)
-    if not dry_run and renew(folder / "dvc.yaml", loaded.run):
+    if not dry_run and renew(folder / "dvc.yaml"):
         raise ConfigError("dvc.yaml was outdated and has been updated: run `dvc repro` again")
     if loaded.runs("synthesize") and "parquet" in loaded.synthesize.export:
         check_parquet()  # checked before anything is spent

@@ -263,10 +263,9 @@ def forking(environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
 
 def check_and_renew(folder: Path) -> None:
     """Check the settings of a project, if it has any, and bring its `dvc.yaml` up to date."""
-    run: tuple[str, ...] = ()
     if (params := folder / "params.yaml").is_file():
-        run = load_params(params, folder / RECIPES).run
-    renew(folder / "dvc.yaml", run)
+        load_params(params, folder / RECIPES)
+    renew(folder / "dvc.yaml")
 
 
 def repro(folder: Path, *targets: str, shown: bool, terminal: bool = False) -> None:

@@ -9,7 +9,7 @@ import logging
 import re
 import shlex
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -108,9 +108,9 @@ def own_recipes(folder: Path) -> list[str] | None:
     return [file.relative_to(folder).as_posix() for file in files if "data" in read_layer(file)]
 
 
-def renew(file: Path, run: Iterable[str] = ()) -> bool:
-    """Rewrite a project's `dvc.yaml` if it lists stages of an older version, lacks a stage of
-    `run`, or lists other inputs of a stage than this version.
+def renew(file: Path) -> bool:
+    """Rewrite a project's `dvc.yaml` if it does not list exactly the stages of this installation,
+    or lists other inputs of a stage.
 
     Stages that the owner added are kept. If only inputs differ, everything else is kept too.
 
@@ -135,7 +135,7 @@ def renew(file: Path, run: Iterable[str] = ()) -> bool:
         for name, entry in stages.items()
         if str(entry.get("cmd", "")).strip("['").startswith("stage ")
     }
-    if not ours - set(made["stages"]) and {*run} <= {*stages}:
+    if ours == {*made["stages"]}:
         renewed = {name: with_inputs(stages[name], made["stages"][name]) for name in ours}
         if stages == stages | renewed:
             return False
