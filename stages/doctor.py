@@ -1,12 +1,14 @@
 """`stage doctor`: describe this machine and this project."""
 
+from __future__ import annotations
+
 import importlib.util
 import os
 import stat
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,6 +21,9 @@ from stages.dvc_lock import lock_in_words, rwlock_in_words
 from stages.runner import load_plan
 from stages.screen import table_console
 from stages.state import read_policy, state_dir
+
+if TYPE_CHECKING:
+    from sfumato.data.cards import Card
 
 SkeletonOption = Annotated[
     Path | None,
@@ -60,14 +65,14 @@ def doctor(skeleton: SkeletonOption = None, out: OutOption = Path("skeleton.zip"
         "state directory", f"{state} ({'exists' if state.exists() else 'does not exist yet'})"
     )
     prepared = sorted(p.parent.name for p in state.glob("data/*/card.json"))
-    table.add_row("prepared datasets", ", ".join(prepared) or "none: run `stage prepare sensitive`")
+    table.add_row("prepared datasets", ", ".join(prepared) or "none")
     try:
-        card = read_card(CARD_PATH).dataset_id
+        card = read_card(CARD_PATH)
+        rows = {"data card": card.dataset_id, **queries_in_words(card)}
     except DataError as error:
-        card = str(error)
-    table.add_row("data card", card)
-    for name, words in queries_in_words().items():
-        table.add_row(name, words)
+        rows = {"data card": str(error)}
+    for row in rows.items():
+        table.add_row(*row)
     table.add_row("DVC repository", "yes" if os.path.isdir(".dvc") else "no")
     table.add_row("DVC's lock", rwlock_in_words())
     table.add_row("dvc.lock", lock_in_words())
@@ -133,9 +138,8 @@ def index_in_words(own: Path) -> str:
     return str(index)
 
 
-def queries_in_words() -> dict[str, str]:
-    """Describe what each query of the plan will do, if images are prepared and a plan exists."""
-    from sfumato.data.cards import read_card
+def queries_in_words(card: Card) -> dict[str, str]:
+    """Describe what each query of the plan will do, if a plan exists."""
     from sfumato.planning.kept import known_past
     from sfumato.privacy.odometer import Odometer
     from sfumato.privacy.policy import check_known
@@ -146,7 +150,6 @@ def queries_in_words() -> dict[str, str]:
     words = {}
     try:
         state = state_dir()
-        card = read_card(CARD_PATH)
         policy = read_policy()
         seen = seen_in_project(card.dataset_id, Path(), state)
         check_known(

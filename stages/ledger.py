@@ -143,11 +143,11 @@ def show(ledger: LedgerPath = LEDGER) -> None:
     odometer = content["odometer"]
     ever = f"{charges(odometer['charges'])}, ε = {odometer['epsilon']:.4f}"
     if not odometer["complete"]:
-        ever = f"at least {ever} (incomplete: charges were missing from the journal)"
-    tell(
-        f"ε by accountant: {by}. {content['adjacency']}. All charges opened on dataset "
-        f"{odometer['dataset_id']!r} until this ledger was written: {ever}"
-    )
+        ever = f"at least {ever} (incomplete: more may have been spent)"
+    ever = f"on dataset {odometer['dataset_id']!r} until this ledger was written: {ever}"
+    if owners := ", ".join(content.get("apart", ())):
+        ever = f"on the datasets {owners}: only each owner's own journal and ledger list them"
+    tell(f"ε by accountant: {by}. {content['adjacency']}. All charges opened {ever}")
 
 
 @app.command()

@@ -14,7 +14,7 @@ from pydantic import Field
 from sfumato.errors import DataError, explained
 from sfumato.settings.data import IMAGE, ClassName, DatasetId
 from sfumato.storage.artifacts import writing
-from sfumato.storage.documents import Exact, read_json, validated
+from sfumato.storage.documents import Exact, missing_text, read_json, validated
 
 CARD = "card.json"
 TO_PREPARE = "run `stage prepare sensitive`"
@@ -71,7 +71,7 @@ def card_at(path: Path, what: str, fix: str) -> AbstractContextManager[None]:
     what: expected content of the file, such as "a data card";
     fix: how to write the file, such as "run `stage prepare public`".
     """
-    missing = f"{path} is missing: {fix} first"
+    missing = missing_text(path, f"{path} is missing: {fix} first")
     return explained(
         DataError, lambda error: f"{path} is not {what} ({error}): {fix} again", missing=missing
     )

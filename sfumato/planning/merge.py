@@ -106,7 +106,7 @@ def check_folders(folders: Sequence[Path], out: Path) -> None:
     place = out.resolve()
     if {place, *place.parents} & {folder.resolve() for folder in folders}:
         raise ConfigError(
-            "{option.out} {out} is one of the projects to merge, or a folder in one: name another folder",
+            "{option.out} {out} is one of the projects to merge, or in one: name another folder",
             option="out",
             out=out,
         )

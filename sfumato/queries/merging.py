@@ -29,6 +29,8 @@ from sfumato.storage.documents import read_json, validated
 from sfumato.storage.records import Records
 
 MERGED = tuple(name for name in QUERIES if STAGES[name].adds_up)
+# In place of a missing plan: one owner may lack the package of a stage
+DISABLED: PlanFile = {"enabled": False}
 
 
 def same_settings(folders: Sequence[Path], plans: Sequence[Mapping[str, PlanFile]]) -> list[str]:
@@ -37,7 +39,8 @@ def same_settings(folders: Sequence[Path], plans: Sequence[Mapping[str, PlanFile
     Raises ConfigError if a query cannot be merged, if `count` is not enabled, or if the plans
     differ in a setting on which owners must agree.
     """
-    queries = [name for name in QUERIES if any(plan[name]["enabled"] for plan in plans)]
+    enabled = {name for plan in plans for name in plan if plan[name]["enabled"]}
+    queries = [name for name in QUERIES if name in enabled]
     if name := next((name for name in queries if name not in MERGED), None):
         raise ConfigError(
             f"releases of {name} cannot be added up, because the steps, draws or features of this "
@@ -52,9 +55,9 @@ def same_settings(folders: Sequence[Path], plans: Sequence[Mapping[str, PlanFile
     # Fields in which the plans may differ
     theirs = {"dataset_id", "size_hint", "mechanism", "delta", "accountant", "about", "again"}
     for folder, plan in zip(folders[1:], plans[1:], strict=True):
-        for name in (name for name, stage in STAGES.items() if stage.kind is not LOCAL):
-            first = plans[0][name]
-            other = plan[name]
+        for name in (name for name in STAGES if name in enabled and STAGES[name].kind is not LOCAL):
+            first = plans[0].get(name, DISABLED)
+            other = plan.get(name, DISABLED)
             for key in sorted((first.keys() | other.keys()) - theirs):
                 if first.get(key) != other.get(key):
                     raise ConfigError(
@@ -79,7 +82,12 @@ def check_owner(
         problem for key, record in records.items() for problem in record_problems(key, record)
     ]
     hint = budget["size_hint"]
-    delta = checked_delta(budget["delta"], hint)
+    with explained(
+        ConfigError,
+        lambda error: f"{folder} cannot be merged, because its budget.json is not valid: {error}",
+        causes=(ConfigError,),
+    ):
+        delta = checked_delta(budget["delta"], hint)
     for name, plan in plans.items():
         if plan.get("delta", delta) != delta or (
             plan.get("dataset_id") and plan.get("size_hint") != hint

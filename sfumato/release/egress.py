@@ -23,6 +23,7 @@ from sfumato.release.report import (
 )
 from sfumato.release.signing import Signing, png_signer
 from sfumato.release.verify import MANIFEST, results_of
+from sfumato.runtime.progress import Say, discard
 from sfumato.settings.stage import ARTIFACTS, LEDGER, PLAN, PUBLIC
 from sfumato.storage.artifacts import read_artifact
 from sfumato.storage.digest import digest_of_file
@@ -36,14 +37,17 @@ FORM = "risk-form.html"
 COLUMNS = dict.fromkeys(("column", "meaning", "type", "values"), "")
 
 
-def write_package(folder: Path, project: Path = Path(), signing: Signing | None = None) -> str:
+def write_package(
+    folder: Path, project: Path = Path(), signing: Signing | None = None, say: Say = discard
+) -> str:
     """Write the files that an output checker needs, after verifying the ledger and the release.
 
     The folder is written completely or not at all.
 
     folder: an empty or new folder;
     project: the folder with `ledger.json`;
-    signing: certificate and key that sign the pictures; None for unsigned pictures.
+    signing: certificate and key that sign the pictures; None for unsigned pictures;
+    say: function that shows a note.
 
     Returns the SHA-256 of the manifest, which must be sent separately. Raises ConfigError if the
     folder or the certificate cannot be used, BudgetError if the ledger is invalid, and DataError if
@@ -58,6 +62,12 @@ def write_package(folder: Path, project: Path = Path(), signing: Signing | None 
     verified = verified_ledger(project)
     dataset = verified.ledger["odometer"]["dataset_id"]
     place = project / ARTIFACTS / "synthesize"
+    if owners := ", ".join(verified.ledger.get("apart", ())):
+        say(
+            f"note: {path} lists only the charges behind this release. The journals of {owners} "
+            "list all charges on these sets, and were not available here: the output checker may "
+            "ask each owner for the ledger.json of their own project"
+        )
     report = report_page(place, path)  # raises DataError if the release is local
     release = load_release(place)
     card = release.card.copy()
@@ -83,7 +93,9 @@ def write_package(folder: Path, project: Path = Path(), signing: Signing | None 
             for name in ("egress.md", "risk_form.md")
         )
         (directory / "README.md").write_text(about, encoding="utf-8")
-        (directory / FORM).write_text(page(form, f"Risk form: {dataset}"), encoding="utf-8")
+        (directory / FORM).write_text(
+            page(form, f"Risk form: {facts['cost']['dataset']}"), encoding="utf-8"
+        )
         write_manifest(directory)
         if failed := [text for passed, text in results_of(directory) if passed is False]:
             raise DataError(
@@ -95,12 +107,13 @@ def write_package(folder: Path, project: Path = Path(), signing: Signing | None 
 def verified_ledger(project: Path) -> Verified:
     """Verify the ledger of a project, and the files of the project's artifacts.
 
-    Raises BudgetError if the ledger is invalid, or if entries of the journal may be missing.
+    Raises BudgetError if the ledger is invalid, or if entries of the journal may be missing. The
+    ledger of several owners is accepted: their journals list all charges, and are elsewhere.
     """
     path = project / LEDGER
     budget = read_budget(project / PLAN / "budget.json")
     verified = verify(path, Bound(limit=budget["target"]), artifacts=True)
-    if not verified.ledger["odometer"]["complete"]:
+    if not (verified.ledger["odometer"]["complete"] or verified.ledger.get("apart")):
         dataset = verified.ledger["odometer"]["dataset_id"]
         raise BudgetError(
             f"{path} has an incomplete odometer: more may have been spent on dataset {dataset!r} "

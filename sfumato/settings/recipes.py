@@ -120,7 +120,8 @@ def read_overlay(folder: Path, name: object, kind: str) -> Layer:
 
 
 def read_layer(path: Path) -> Layer:
-    missing = f"{path} does not exist: run in the project's folder, or name the file with --params"
+    usual = f"{path} does not exist: run in the project's folder, or name the file with --params"
+    missing = documents.missing_text(path, usual)
     with explained(ConfigError, lambda error: f"{path} cannot be read: {error}", missing=missing):
         content = documents.read_yaml(path)
     if content is not None and not isinstance(content, dict):

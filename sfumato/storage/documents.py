@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import yaml
 
+from sfumato.errors import UNREADABLE, passing_over
 from sfumato.storage.plain_json import DEEPEST, check_plain, once, read_text
 from sfumato.storage.plain_json import MergeConflict as MergeConflict
 from sfumato.storage.plain_json import parse_json as parse_json
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
 HIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
+# First words of `dvc.yaml` in a project that `stage merge` made
+MERGED = "# Written by `stage merge`"
+
+
 def escaped(text: str) -> str:
     """Escape control characters, which file names may contain and a terminal would obey."""
     return HIDDEN.sub(lambda found: repr(found[0])[1:-1], text)
@@ -37,6 +42,21 @@ def escaped(text: str) -> str:
 def quoted(path: Path) -> str:
     """Quote a path for use in a command that a message names."""
     return shlex.quote(str(path))
+
+
+def missing_text(path: Path, usual: str) -> str:
+    """Return the text of the error that a project's file is missing: `usual`, unless `stage merge`
+    made the project.
+    """
+    for folder in path.parents:
+        with passing_over(*UNREADABLE):
+            if read_text(folder / "dvc.yaml").startswith(MERGED):
+                return (
+                    f"{path} does not exist, because this folder was made by `stage merge`: the "
+                    "queries ran in the owners' projects. `stage run` runs the other stages. To "
+                    "change a setting, change it in all owners' projects, and merge again"
+                )
+    return usual
 
 
 Form = TypeVar("Form")

@@ -2,6 +2,7 @@
 the people of each clinic.
 """
 
+import itertools
 import json
 import os
 import re
@@ -17,6 +18,7 @@ from clinics import begin_clinics
 from sfumato.planning.merge import write_plans
 from sfumato.privacy.check import check_ledger
 from sfumato.privacy.ledger import build_ledger, read_budget, read_ledger
+from sfumato.release.verify import results_of
 from sfumato.settings.stages import STAGES
 from sfumato.storage.artifacts import read_artifact
 from sfumato.storage.records import Records
@@ -100,6 +102,12 @@ def test_two_clinics_release_together_at_their_own_epsilon(
         and "had been opened on dataset" not in page
     )
     assert len(np.load("artifacts/synthesize/images.npy")) == 40
+    clinics.run("ledger show", "on the datasets north, south: only each owner's own")
+    assert "missing" not in clinics.run("egress package", "The journals of north, south list all")
+    notes = [text for passed, text in results_of(Path("package")) if passed is None]
+    assert "odometer: only the ledgers of the owners (north, south) list all" in notes[-1]
+    form = " ".join(Path("package/risk-form.html").read_text().split())
+    assert "these journals were not available here" in form and "every charge" not in form
 
     budget = read_budget(Path("artifacts/plan/budget.json"))
     records = ledger["records"]
@@ -118,6 +126,27 @@ def test_two_clinics_release_together_at_their_own_epsilon(
     # Without the declaration all costs add up
     together = build_ledger(budget, Records.of(records), [])
     assert together["epsilon"]["rdp"] > 1.1 * ledger["epsilon"]["rdp"]
+
+
+def test_a_merged_project_says_why_it_has_no_settings(clinics):
+    clinics.run("merge south north --out both --different-people")
+    os.chdir("both")
+    for command in ("plan --dry-run", "ledger adopt", "prepare sensitive"):
+        clinics.run(command, "this folder was made by `stage merge`", code=2)
+    text = clinics.run("doctor")
+    assert text.count("`stage merge`") == 1 and "stage prepare" not in text
+
+
+def test_a_stage_that_no_owner_has_installed_is_left_out(clinics, monkeypatch):
+    """The person who merges may have installed a package with this stage."""
+    names = [name for name in STAGES if name not in ("student", "saliency")]
+    monkeypatch.setattr("sfumato.planning.merge.NAMES", names)
+    for folder, name in itertools.product(("north", "south"), ("student", "saliency")):
+        Path(folder, f"artifacts/plan/{name}.yaml").unlink()
+    clinics.run("merge south north --out both --different-people")
+    assert "student" not in yaml.safe_load(Path("both/dvc.yaml").read_text())["stages"]
+    Path("south/artifacts/plan/refine.yaml").unlink()
+    clinics.run("merge south north --out new --different-people", "refine.yaml is missing", code=2)
 
 
 def test_a_merge_has_the_delta_and_accountant_of_its_budget(tmp_path):
@@ -146,8 +175,14 @@ def test_what_does_not_add_up_is_refused_with_the_reason(clinics):
     refused("north copy", "have the same dataset id")
     refused("north", "expected two or more projects")
     refused("north south", "is one of the projects to merge", "north")
+    refused("north south", "is one of the projects to merge, or in one", "north/new")
     refused("north south", "is already a project", "copy")
     plan = Path("south/artifacts/plan")
+    file = plan / "budget.json"
+    was = file.read_text()
+    file.write_text(json.dumps(json.loads(was) | {"delta": 0.1}))
+    refused("north south", "south cannot be merged, because its budget.json is not valid: delta=")
+    file.write_text(was)
     for stage in ("finetune", "teacher"):
         file = plan / f"{stage}.yaml"
         was = (plan / f"{stage}.yaml").read_text()
