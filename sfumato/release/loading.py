@@ -147,7 +147,7 @@ class Release:
             )
             from sfumato.storage.documents import parse_yaml
 
-        folder = Path(path)
+        folder = Path(path).expanduser()
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise DataError(f"{folder} exists and is not an empty folder: name another folder")
         readme = self.path / "README.md"
@@ -231,7 +231,13 @@ def prepared(card: ClassifierCard, picture: str | Path | np.ndarray) -> np.ndarr
         made = card["prepared"]
     channels, height, width = card["shape"]
     form = PictureForm(size=(height, width), channels=channels, pad=made["fit"] == "pad")
-    image = picture if isinstance(picture, np.ndarray) else decode(Path(picture), made["range"])
+    image = picture
+    if not isinstance(image, np.ndarray):
+        with explained(
+            DataError,
+            lambda error: f"{picture} cannot be read ({error}): name the file of a picture",
+        ):
+            image = decode(Path(image).expanduser(), made["range"])
     pixels = np.atleast_3d(image)
     if image.dtype != np.uint8 or image.ndim not in (2, 3) or pixels.shape[2] not in (1, 3):
         raise DataError(
@@ -258,7 +264,8 @@ def load_release(path: str | Path, kinds: str | Collection[str] | None = None) -
             images, classes, kinds or units, or if the card states a smaller ε than the records
             cost.
     """
-    folder = Path(path)
+    # Absolute, because methods of `Release` read files, perhaps after a change of directory
+    folder = Path(path).expanduser().absolute()
     fetch = "fetch the release again"
     files, records = read_privacy(folder, fetch)
     check_bytes(folder, files, fetch)
@@ -325,6 +332,12 @@ def check_bytes(folder: Path, files: Mapping[str, str], fetch: str) -> None:
 
     Exports may be missing. fetch: advice at the end of error messages.
     """
+    exported = any((folder / name).is_dir() for name in ("parquet", "png"))
+    if exported and not (folder / "images.npy").exists():
+        raise DataError(
+            f"{folder} is an export without images.npy: load its pictures with "
+            f'`datasets.load_dataset({str(folder)!r})["train"]`, or get the release itself'
+        )
     for name in ("images.npy", "labels.npy", "card.json"):
         if name not in files or not (folder / name).is_file():
             raise DataError(f"{folder / name} is missing: {fetch}")

@@ -95,4 +95,4 @@ def load_student(path: str | Path) -> ReleasedClassifier:
     Raises:
         DataError: The folder contains no student, or its files were changed.
     """
-    return load_released(Path(path), "student", load_student_network)
+    return load_released(Path(path).expanduser(), "student", load_student_network)

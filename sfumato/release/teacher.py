@@ -89,7 +89,7 @@ def load_teacher(path: str | Path) -> ReleasedClassifier:
     Raises:
         DataError: The folder contains no teacher, or its files were changed.
     """
-    return load_released(Path(path), "teacher", load_network)
+    return load_released(Path(path).expanduser(), "teacher", load_network)
 
 
 def load_released(

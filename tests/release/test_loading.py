@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -154,6 +155,16 @@ def test_files_added_by_a_hub_do_no_harm(release):
         sfumato.load_release(release.path)
 
 
+def test_a_release_is_found_from_any_directory(release, here, environment):
+    environment["HOME"] = str(here)
+    loaded = [sfumato.load_release(path) for path in ("~/release", "release")]
+    (here / "elsewhere").mkdir()
+    os.chdir(here / "elsewhere")
+    for number, one in enumerate(loaded):
+        assert one.path == release.path
+        assert (one.to_huggingface(f"~/hub-{number}") / "README.md").is_file()
+
+
 def test_what_is_no_release_is_refused(digits, tmp_path):
     with pytest.raises(DataError, match=r"it has no privacy\.json"):
         sfumato.load_release(tmp_path)
@@ -271,6 +282,8 @@ def test_a_hub_finds_the_parquet_file_by_the_readme(release, tmp_path):
         table["label"].to_pylist() == list(release.labels)
         and len(table["image"][0].as_py()["bytes"]) > 50
     )
+    with pytest.raises(DataError, match=r"is an export without images\.npy.*\.load_dataset"):
+        sfumato.load_release(folder)
     for taken in (folder, folder / "README.md"):
         with pytest.raises(DataError, match="not an empty folder: name another"):
             release.to_huggingface(taken)
@@ -354,6 +367,9 @@ def test_a_picture_is_prepared_like_training_images(digits, tmp_path, picture, p
         np.ones((2, 9, 9, 1), np.uint8),
     ):
         with pytest.raises(DataError, match=rf"is {odd.dtype} .*, expected uint8 \(H, W\)"):
+            release.prepare(odd)
+    for odd in (tmp_path, tmp_path / "absent.png"):
+        with pytest.raises(DataError, match=f"{odd} cannot be read .*: name the file of"):
             release.prepare(odd)
     del release.card["prepared"]
     with pytest.raises(DataError, match="written by an older version"):
