@@ -17,6 +17,8 @@ from sfumato.storage.files import replace_file
 if TYPE_CHECKING:  # see `sfumato.data.images`
     from torch import Tensor
 
+WIDEST_NAME = 320  # Maximum width of a name in a grid, in pixels
+
 
 def to_grid(images: Tensor | np.ndarray, columns: int, smallest: int = 48) -> np.ndarray:
     """Arrange images in a grid, (H', W', C) uint8, on a white background.
@@ -59,19 +61,34 @@ def to_grid(images: Tensor | np.ndarray, columns: int, smallest: int = 48) -> np
 def named_grid(images: Tensor, names: Sequence[str], columns: int, smallest: int) -> np.ndarray:
     """Arrange a row of `columns` images for each name, which is printed to the left of the row.
 
+    A long name is cut. A name with letters that the font lacks is replaced by the row's number.
+
     images: see `to_grid`.
     """
+    from matplotlib import get_data_path  # slow import
+    from matplotlib.ft2font import FT2Font
+
     grid = to_grid(images, columns, smallest)
     letters = 18  # pixels
-    font = ImageFont.load_default(letters)
-    width = int(max(map(font.getlength, names))) + letters
+    file = Path(get_data_path(), "fonts/ttf/DejaVuSans.ttf")
+    font = ImageFont.truetype(file, letters)
+    drawable = FT2Font(str(file)).get_charmap().keys()
+    texts = []
+    for row, name in enumerate(names):
+        text = name
+        if not drawable >= {*map(ord, name)}:
+            text = str(row)
+        while font.getlength(text) > WIDEST_NAME:
+            text = f"{text.removesuffix('…')[:-1]}…"
+        texts.append(text)
+    width = int(max(map(font.getlength, texts))) + letters
     canvas = Image.fromarray(
         np.pad(grid, ((0, 0), (width, 0), (0, 0)), constant_values=255).squeeze()
     )
-    for row, name in enumerate(names):
+    for row, text in enumerate(texts):
         middle = (row + 0.5) * len(grid) / len(names)
         ImageDraw.Draw(canvas).text(
-            (letters // 2, middle), name, 0 if canvas.mode == "L" else "black", font, "lm"
+            (letters // 2, middle), text, 0 if canvas.mode == "L" else "black", font, "lm"
         )
     return np.asarray(canvas)
 
