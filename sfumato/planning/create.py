@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -68,15 +69,19 @@ class Owner:
             return default
         return self.ask(question, default, kind)
 
-    def number(
-        self, question: str, given: float | None, default: float | None, option: str
-    ) -> float:
-        if given is None:
-            given = self.answer(question, default, float)
-        if given is None or not 0 < given < math.inf:
-            text = "{question}: must be a positive number, got {given}"
-            raise errors.public(ConfigError(text, option=option, question=question, given=given))
-        return float(given)
+    def option(
+        self, options: InitOptions, name: str, question: str, default: object, kind: type = str
+    ) -> Any:
+        """Return the value of an option. If it was not given, ask until the answer is valid."""
+        while getattr(options, name) is None:
+            answer = self.answer(question, default, kind)
+            try:
+                options = replace(options, **{name: answer})
+            except ConfigError as mistake:
+                if self.ask is None:
+                    raise
+                self.see(mistake.spelled(self.spelling))
+        return getattr(options, name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +167,7 @@ def propose_project(options: InitOptions, owner: Owner, state: Path) -> Proposed
             option="one_image_each",
         )
     check_size(options.size, seen)
-    name = choose_name(options.images, options.dataset_id, owner, state)
+    name = choose_name(options, owner, state)
     if options.epsilon is None:
         owner.see(
             "ε limits what anyone can learn about one person or image: ε = 1 protects strongly, ε "
@@ -171,12 +176,12 @@ def propose_project(options: InitOptions, owner: Owner, state: Path) -> Proposed
         owner.see(
             "You choose ε, and the first run spends it. A smaller ε makes the images less useful."
         )
-    epsilon = owner.number("Privacy budget ε", options.epsilon, USUAL_EPSILON, "epsilon")
+    epsilon = owner.option(options, "epsilon", "Privacy budget ε", USUAL_EPSILON, float)
     seen, unit = look_for_persons(seen, options, owner, state)
-    minutes = owner.number(
-        "Minutes that a run may take on this machine", options.minutes, 30.0, "minutes"
+    minutes = owner.option(
+        options, "minutes", "Minutes that a run may take on this machine", 30.0, float
     )
-    size_hint = options.size_hint or ask_for_size(seen, owner)
+    size_hint = choose_size_hint(options, seen, owner)
 
     # This import is slow, so it comes after the checks that report unusable pictures
     from sfumato.planning.proposal import Known, are_sided, sizes_of
@@ -250,8 +255,8 @@ def check_places(options: InitOptions) -> None:
 
     The images must exist, and their folders must not overlap the project folder, because git would
     track the images. The public images must be in another folder than the sensitive ones. DVC must
-    accept the path of the project folder. Unless `options.force` is set, the project folder must
-    not contain a project yet.
+    accept the path of the project folder, and it must be possible to write there. Unless
+    `options.force` is set, the project folder must not contain a project yet.
     """
     out = options.out
     if {*"{}"} & {*str(out)}:
@@ -270,6 +275,15 @@ def check_places(options: InitOptions) -> None:
             "images, or leave out {option.public}",
             option="public",
             public=options.public,
+        )
+    place = next(place for place in (out, *out.parents) if place.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK):
+        raise ConfigError(
+            "the project folder {out} cannot be created: {place} is not a folder to which you may "
+            "write. Name another folder with {option.out}",
+            option="out",
+            out=out,
+            place=place,
         )
     there = [name for name in ("params.yaml", "dvc.yaml") if (out / name).exists()]
     if there and not options.force:
@@ -388,11 +402,12 @@ def confirm_companions(seen: Survey, owner: Owner) -> None:
         )
 
 
-def choose_name(folder: Path, given: str | None, owner: Owner, state: Path) -> str:
+def choose_name(options: InitOptions, owner: Owner, state: Path) -> str:
     """Choose the dataset id.
 
     Raises ConfigError if images of this folder are already counted under another id.
     """
+    folder = options.images
     origins = sorted((state / "data").glob(f"*/{ORIGIN}"))
     before = next(
         (file.parent.name for file in origins if read_json(file).get("path") == str(folder)), None
@@ -402,7 +417,9 @@ def choose_name(folder: Path, given: str | None, owner: Owner, state: Path) -> s
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", re.sub("[\u0300-\u036f]", "", spelled)).strip("-._")[
         :64
     ]
-    name = given or owner.answer(
+    name: str = owner.option(
+        options,
+        "dataset_id",
         "Dataset name (permanent: the privacy budget is counted under it)",
         before or plain or "images",
     )
@@ -414,7 +431,7 @@ def choose_name(folder: Path, given: str | None, owner: Owner, state: Path) -> s
         )
         error = ConfigError(text, option="dataset_id", name=name, folder=folder, before=before)
         raise errors.public(error)
-    return str(name)
+    return name
 
 
 def look_for_persons(
@@ -476,22 +493,20 @@ def ask_for_groups(seen: Survey, options: InitOptions, owner: Owner) -> InitOpti
     return ask_option("groups", pattern, options, owner)
 
 
-def ask_for_size(seen: Survey, owner: Owner) -> int:
-    """Ask for the number of images or persons outside the hold-out.
+def choose_size_hint(options: InitOptions, seen: Survey, owner: Owner) -> int:
+    """Choose the number of images or persons outside the hold-out.
 
     The default answer is rounded, because the number is published.
     """
     what = "sensitive images" if seen.persons is None else "persons"
-    if seen.held_out is None:
+    if seen.held_out is None and options.size_hint is None:
         owner.see(
             f"{Data().holdout_fraction:.0%} of the {what} are set aside to test the release: count "
             "only the rest."
         )
-    return int(
-        owner.answer(
-            f"About how many {what} are there? (published with the release)", rounded_count(seen)
-        )
-    )
+    question = f"About how many {what} are there? (published with the release)"
+    size_hint: int = owner.option(options, "size_hint", question, rounded_count(seen))
+    return size_hint
 
 
 def rounded_count(seen: Survey) -> int:

@@ -18,8 +18,8 @@ from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs
 
 from sfumato.errors import ConfigError
-from sfumato.settings.data import OUTER, Groups, Range, Volume
-from sfumato.settings.fields import Part, Size, both_sides, composed
+from sfumato.settings.data import OUTER, DatasetId, Groups, Range, Volume
+from sfumato.settings.fields import Part, PositiveFloat, Size, both_sides, composed
 
 ALL: Literal["all"] = "all"  # the owner's confirmation that no class name identifies a person
 Classes = tuple[Annotated[str, AfterValidator(composed)], ...] | Literal["all"]
@@ -102,13 +102,13 @@ def at_least_8(size: Size | None) -> Size | None:
 
 
 def from_text(parse: Callable[[str], object]) -> BeforeValidator:
-    """Return a validator that parses text and returns any other value unchanged."""
+    """Return a validator that parses text or a path, and returns any other value unchanged."""
 
     def read(value: object) -> object:
-        if not isinstance(value, str):
+        if not isinstance(value, (str, Path)):
             return value
         try:
-            return parse(value)
+            return parse(str(value))
         except ValidationError as error:
             raise ValueError(reason_of_invalid(error)) from error
 
@@ -138,7 +138,7 @@ class InitOptions:
     """
 
     images: Place
-    epsilon: float | None = None
+    epsilon: PositiveFloat | None = None
     # Rule for finding persons' ids
     groups: Annotated[Groups | None, from_text(parse_groups)] = None
     alone: bool = False  # confirmation that each image without an id is its person's only image
@@ -149,10 +149,11 @@ class InitOptions:
     classes: Annotated[Classes | None, from_text(parse_classes)] = None
     skip: Part = 0.0  # share of the pictures that may be broken
     fit: Literal["crop", "pad"] = "crop"
-    minutes: float | None = None
+    minutes: PositiveFloat | None = None
     size: Annotated[Size | None, from_text(parse_size), AfterValidator(at_least_8)] = None
-    size_hint: Annotated[int, Field(ge=3)] | None = None  # published number of images or persons
-    dataset_id: str | None = None
+    # Published number of images or persons
+    size_hint: Annotated[int, Field(ge=3, le=10**9)] | None = None
+    dataset_id: DatasetId | None = None
     public: Place | None = None  # folder of public images
     evaluate: bool = True
     out: Place = Path()  # folder of the project

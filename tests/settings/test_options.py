@@ -43,26 +43,37 @@ def test_text_is_parsed_to_what_python_may_give(case):
     assert options == InitOptions(images="in", **{option: value}) == replace(options)
 
 
-MISTAKES = {
-    "epsilon": ("much", "unable to parse"),
-    "groups": ("(a)(b)", "2 capturing groups"),
-    "classes": ('"a"b,c', "a name that contains a comma in double quotes"),
-    "range": ("4095", "expected two numbers"),
-    "skip": ("2", "less than 1"),
-    "fit": ("zoom", "'crop' or 'pad'"),
-    "size": ("24x7", "expected 8 pixels per side or more"),
-    "size_hint": ("2", "greater than or equal to 3"),
-}
+MISTAKES = [
+    ("epsilon", "much", "unable to parse"),
+    ("epsilon", "1e-12", "greater than or equal to"),
+    ("epsilon", "nan", "less than or equal to"),
+    ("minutes", "-1", "greater than or equal to"),
+    ("groups", "(a)(b)", "2 capturing groups"),
+    ("classes", '"a"b,c', "a name that contains a comma in double quotes"),
+    ("range", "4095", "expected two numbers"),
+    ("skip", "2", "less than 1"),
+    ("fit", "zoom", "'crop' or 'pad'"),
+    ("size", "24x7", "expected 8 pixels per side or more"),
+    ("size_hint", "2", "greater than or equal to 3"),
+    ("size_hint", "1000000000000", "less than or equal to 1000000000"),
+    ("dataset_id", "a b/../c", "is not a valid dataset id"),
+]
 
 
-@pytest.mark.parametrize("option", MISTAKES)
-def test_a_mistake_names_its_option_as_each_front_end_does(option):
-    given, reason = MISTAKES[option]
+@pytest.mark.parametrize("option, given, reason", MISTAKES)
+def test_a_mistake_names_its_option_as_each_front_end_does(option, given, reason):
     with pytest.raises(ConfigError, match=reason) as caught:
         InitOptions(images="in", **{option: given})
     assert caught.value.option == option
     assert str(caught.value).startswith(f"{option}={given}: ")
     assert caught.value.spelled(flag).startswith(f"{flag(option)}={given}: ")
+
+
+def test_a_table_of_persons_may_be_a_path():
+    table = Path("patients.csv")
+    options = InitOptions(images="in", groups=table)
+    assert options == InitOptions(images="in", groups=str(table))
+    assert options.groups == Groups(csv=str(table.resolve()))
 
 
 @pytest.mark.parametrize("option", ["groups", "label_column", "dataset_id"])

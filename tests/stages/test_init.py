@@ -28,6 +28,7 @@ from sfumato.planning.folder import prepare_images
 from sfumato.privacy.accountant import default_delta
 from sfumato.privacy.odometer import Odometer
 from sfumato.settings.data import Groups
+from sfumato.settings.options import InitOptions
 from sfumato.settings.release import Release
 from stages.init import ask, officers_words
 
@@ -130,7 +131,7 @@ def test_a_folder_that_does_not_exist_is_named_in_a_log_too(desk, project, tmp_p
     "folder, name", [("Röntgen Bilder", "Rontgen-Bilder"), ("Łódź", "odz"), ("胸部", "images")]
 )
 def test_the_name_of_a_folder_is_spelled_in_plain_letters(folder, name, tmp_path):
-    assert choose_name(tmp_path / folder, None, Owner(), tmp_path) == name
+    assert choose_name(InitOptions(images=tmp_path / folder), Owner(), tmp_path) == name
 
 
 def test_nothing_is_overwritten_without_being_told(init, project, tmp_path):

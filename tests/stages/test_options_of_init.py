@@ -157,6 +157,23 @@ def test_an_answer_that_is_not_valid_is_asked_for_again(here, tmp_path):
     assert look_for_persons(seen, options, answering(False), here)[1] == "image"
 
 
+def test_a_number_or_name_that_is_not_valid_is_asked_for_again(quick, here, tmp_path):
+    images = write_shapes(tmp_path / "in", each=12)
+    options = InitOptions(images=images, out=Path("out"), one_image_each=True)
+    answers = ("a/b", "clinic", 0, 5.0, -1, 1.0, "many", 10**12, "33")
+    budget = propose_project(options, answering(*answers), here).plan.budget
+    assert budget["size_hint"] == 33 and budget["epsilon"] == pytest.approx(5, rel=0.01)
+
+
+def test_a_project_folder_that_cannot_be_made_is_refused_early(desk, tmp_path):
+    images = write_shapes(tmp_path / "in", each=1)
+    (tmp_path / "file").write_text("no folder")
+    for out in ("file", "file/below"):
+        text = desk.run(f"init {images} --epsilon 5 --yes --out {tmp_path / out}", code=2)
+        assert f"{tmp_path / 'file'} is not a folder" in " ".join(text.split())
+    assert not Path(os.environ["SFUMATO_STATE"], "survey_cache.json").exists()
+
+
 def test_no_confirmation_is_written_that_the_owner_did_not_give(here, tmp_path):
     """The owner answers that some persons have several images, but gives no rule to find persons.
 

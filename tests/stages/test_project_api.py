@@ -90,7 +90,7 @@ def test_options_are_those_of_stage_init(project, tmp_path):
     images = {"images": project.folder.parent / "photos", "epsilon": 5}
     with pytest.raises(TypeError, match="nonsense"):
         sfumato.Project.create(tmp_path / "other", **images, nonsense=1)
-    with pytest.raises(ConfigError, match="ε: must be a positive number, got -1"):
+    with pytest.raises(ConfigError, match="^epsilon=-1: Input should be greater"):
         sfumato.Project.create(tmp_path / "other", images=images["images"], epsilon=-1)
     with pytest.raises(ConfigError, match="already contains params.yaml and dvc.yaml"):
         sfumato.Project.create(project.folder, **images, one_image_each=True, range=(-1000, 400))
