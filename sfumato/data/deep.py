@@ -9,10 +9,10 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from errno import EINVAL
-from functools import partial
+from functools import lru_cache, partial, wraps
 from io import SEEK_CUR, BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import numpy as np
 from PIL import ImageOps
@@ -44,6 +44,7 @@ UNSPECIFIED = 0  # value of the TIFF tag ExtraSamples for a band without a state
 TRANSPARENT = "is fully transparent: save it without transparency, or remove it"
 STRIP = 2**20  # number of values to convert at a time; each takes 8 bytes
 Span = tuple[float, float]
+T = TypeVar("T")
 
 
 def eight_bits(
@@ -278,6 +279,25 @@ def with_alpha(
     return eight_bits(values[..., :-1], span, name, values[..., -1:] / opaque, inverted)
 
 
+def once_per_file(read: Callable[[Path], T]) -> Callable[[Path], T]:
+    """Cache the results of `read` by path, until the file changes.
+
+    On network storage, each time a file is opened costs time.
+    """
+
+    @lru_cache(maxsize=2**17)
+    def kept(path: Path, *_: int) -> T:
+        return read(path)
+
+    @wraps(read)
+    def cached(path: Path) -> T:
+        state = path.stat()
+        return kept(path, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
+
+    return cached
+
+
+@once_per_file
 def is_dicom(path: Path) -> bool:
     """Return whether a file is DICOM, by its bytes or by its suffix."""
     with suppress(ValueError), reading(path) as file:  # a pipe raises ValueError
@@ -432,9 +452,3 @@ def padding_alpha(data: Dataset, array: np.ndarray) -> np.ndarray | None:
     # The header may state the bounds as unsigned numbers even if the pixels are signed
     ends = np.array([padding, data.get("PixelPaddingRangeLimit", padding)]).astype(array.dtype)
     return ((array < ends.min()) | (array > ends.max()))[..., None]
-
-
-def patient_of(path: Path) -> str:
-    """Return the PatientID of a DICOM file, or "" if it has none. A PatientID is private."""
-    header = read_dicom(path, stop_before_pixels=True, specific_tags=["PatientID"])
-    return str(header.get("PatientID") or "")

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from PIL.Image import registered_extensions
 
-from sfumato.data.deep import is_dicom, patient_of
+from sfumato.data.deep import is_dicom
 from sfumato.data.images import load_array
+from sfumato.data.series import series_header
 from sfumato.data.sources.splits import split_of
 from sfumato.data.tables import rows_by_file
 from sfumato.errors import DataError, explained
@@ -110,10 +111,12 @@ def persons_of(groups: Groups, files: Sequence[Any], given: Sequence[str]) -> li
         return [file.name for file in files]
     if groups.dicom:
         others = registered_extensions()
-        return [
-            "" if file.suffix.lower() in others and not is_dicom(file) else patient_of(file)
-            for file in files
-        ]
+        found = []
+        for file in files:
+            found.append("")
+            if file.suffix.lower() not in others or is_dicom(file):
+                found[-1] = series_header(file).patient
+        return found
     return [*given]
 
 

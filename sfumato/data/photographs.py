@@ -15,6 +15,7 @@ from PIL import Image
 from PIL.ExifTags import IFD, Base
 
 from sfumato.data.decoding import Member, open_picture
+from sfumato.data.deep import is_dicom
 from sfumato.data.names import DATED
 from sfumato.errors import DataError
 
@@ -65,7 +66,8 @@ def taken_at(file: Path | Member) -> Taken:
     """
     tags: dict[int, object] = {}
     with suppress(DataError):  # the picture is too large, which decoding reports later
-        tags = exif_in(open_picture(file))
+        if isinstance(file, Member) or not is_dicom(file):
+            tags = exif_in(open_picture(file))
     dates = [
         str(tags.get(tag, ""))
         for tag in (Base.DateTimeOriginal, Base.DateTimeDigitized, Base.DateTime)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sfumato.data.decoding import PictureFile
-from sfumato.data.deep import is_dicom, read_dicom, readable
+from sfumato.data.deep import is_dicom, once_per_file, read_dicom, readable
 from sfumato.data.volumes import Slice, is_volume, slices_of
 from sfumato.errors import DataError
 from sfumato.settings.data import Volume
@@ -31,6 +31,7 @@ TAGS = (
     "ImageOrientationPatient",
     "InstanceNumber",
     "NumberOfFrames",
+    "BurnedInAnnotation",
 )
 
 
@@ -39,22 +40,31 @@ class Header:
     """The place of a DICOM file in its series.
 
     patient: the PatientID, private;
-    series: folder, PatientID and SeriesInstanceUID, which all files of one series share; None for a
-    file that belongs to no series;
+    uid: the SeriesInstanceUID, "" if the file does not state it;
     position: position along the axis of the series, None if the file does not state it;
     number: InstanceNumber, 0 if the file does not state it;
-    localizer: whether the image is only an overview for planning the scan.
+    localizer: whether the image is only an overview for planning the scan;
+    burned_in: whether the file states that text is burned into its pixels.
     """
 
     path: Path
     patient: str
-    series: tuple[str, str, str] | None
+    uid: str
     position: float | None
     number: int
     frames: int
     localizer: bool
+    burned_in: bool
+
+    @property
+    def series(self) -> tuple[str, str, str] | None:
+        """Return what all files of one series share; None for a file that belongs to no series."""
+        if not self.uid:
+            return None
+        return str(self.path.parent), self.patient, self.uid
 
 
+@once_per_file
 def series_header(path: Path) -> Header:
     """Read the place of a DICOM file in its series. Raises DataError if it cannot be read."""
     data = read_dicom(path, stop_before_pixels=True, specific_tags=[*TAGS])
@@ -62,18 +72,18 @@ def series_header(path: Path) -> Header:
         kinds = data.get("ImageType") or []
         if isinstance(kinds, str):
             kinds = [kinds]
-        series = None
-        patient = str(data.get("PatientID") or "")
-        if uid := str(data.get("SeriesInstanceUID") or ""):
-            series = (str(path.parent), patient, uid)
+        number = 0
+        with suppress(ValueError, TypeError):
+            number = int(data.get("InstanceNumber") or 0)
         return Header(
             path=path,
-            patient=patient,
-            series=series,
+            patient=str(data.get("PatientID") or ""),
+            uid=str(data.get("SeriesInstanceUID") or ""),
             position=position_of(data),
-            number=int(data.get("InstanceNumber") or 0),
+            number=number,
             frames=max(1, int(data.get("NumberOfFrames") or 1)),
             localizer="LOCALIZER" in [str(kind).strip().upper() for kind in kinds],
+            burned_in=str(data.get("BurnedInAnnotation", "")).strip().upper() == "YES",
         )
 
 
@@ -103,15 +113,45 @@ def holds_series(files: Sequence[Path]) -> bool:
 
 def burned_in(files: Iterable[PictureFile]) -> int:
     """Count the DICOM files whose header states that text is burned into their pixels."""
-    count = 0
-    for file in files:
-        with suppress(DataError):
-            if isinstance(file, Path) and is_dicom(file):
-                header = read_dicom(
-                    file, stop_before_pixels=True, specific_tags=["BurnedInAnnotation"]
-                )
-                count += str(header.get("BurnedInAnnotation", "")).strip().upper() == "YES"
-    return count
+    headers = map(dicom_header, files)
+    return sum(header.burned_in for header in headers if header is not None)
+
+
+def check_series(files: Sequence[PictureFile], ids: Sequence[str | None]) -> None:
+    """Raise DataError if files of one DICOM series have different ids, or if only some have an id.
+
+    If all files have the same SeriesInstanceUID, it is not compared: some programs that remove
+    names write one UID into all files. ids: id of each file's person.
+    """
+    uids = [getattr(dicom_header(file), "uid", "") for file in files]
+    if len({*uids} - {""}) < 2:
+        return
+    found: dict[str, tuple[PictureFile, str | None]] = {}
+    for uid, file, name in zip(uids, files, ids, strict=True):
+        other, known = found.setdefault(uid, (file, name))
+        if uid and known != name:
+            raise DataError(
+                f"{other} and {file} belong to one DICOM series, so they show one person, but "
+                "data.groups finds different ids, or an id for only one of the files: give all "
+                "files of a series the same id"
+            )
+
+
+def with_own_ids(
+    files: Sequence[PictureFile], ids: Sequence[str | None], root: Path
+) -> list[str | None]:
+    """Give each volume and each series without an id an id of its own.
+
+    All its slices then belong to one person. The id is the SeriesInstanceUID or, if the file has
+    none, its path below `root`. Other pictures without an id keep None.
+    """
+    named = [*ids]
+    for number, file in enumerate(files):
+        if named[number] is None and isinstance(file, Path):
+            header = dicom_header(file)
+            if header is not None or is_volume(file):
+                named[number] = getattr(header, "uid", "") or str(file.relative_to(root))
+    return named
 
 
 def in_slices(

@@ -4,6 +4,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from opened_files import opened_files
 from PIL import Image
 from pydicom import dcmread
 from pydicom.dataset import Dataset
@@ -197,6 +198,43 @@ def test_patients_are_found_beside_pictures_in_other_formats(folder, tmp_path):
     assert survey(root, range=SPAN, classes=ALL, alone=True).persons == 10 + 30
     with pytest.raises(DataError, match="has no id: add one"):
         survey(root, range=SPAN, classes=ALL, groups=Groups(dicom=True))
+
+
+def test_all_slices_of_a_series_without_an_id_are_one_person(tmp_path):
+    """The slices may be in different class folders."""
+    root = tmp_path / "in"
+    for person in range(4):
+        for number, picture in enumerate(phantom(person)):
+            file = root / "ab"[number % 2] / f"{person}{number}.dcm"
+            write_dicom(file, picture, "", f"1.{person}", InstanceNumber=number)
+        write_dicom(root / "a" / f"frames{person}.dcm", phantom(person), "", "")
+    write_png(root / "a", 2)
+    groups = read_source(settings(root, groups=Groups(dicom=True, alone=True)), tmp_path).groups
+    assert sorted(Counter(filter(None, groups)).values()) == [6] * 8 and groups.count(None) == 2
+    assert {name for name in groups if name and name.endswith(".dcm")} == {
+        f"a/frames{person}.dcm" for person in range(4)
+    }
+
+
+def test_a_series_of_two_persons_is_refused(tmp_path):
+    root = tmp_path / "in"
+    for number in range(20):
+        file = root / "ab"[number % 2] / f"{number}.dcm"
+        write_dicom(file, phantom(0)[0], f"P{number}", f"1.{number // 4}")
+    with pytest.raises(DataError, match="belong to one DICOM series, so they show one person"):
+        survey(root, range=SPAN, classes=ALL)
+    with pytest.raises(DataError, match="give all files of a series the same id"):
+        read_source(settings(root, volume=None, groups=Groups(pattern="^(.)0?")), tmp_path)
+
+
+def test_a_survey_reads_the_header_of_a_file_once(tmp_path):
+    root = write_clinic(tmp_path / "in")
+    write_png(root / "zero", 10)
+    with opened_files() as opened:
+        survey(root, range=SPAN, classes=ALL, alone=True)
+    counts = Counter(opened)
+    assert max(counts[str(file)] for file in root.rglob("*.png")) <= 4
+    assert max(counts[str(file)] for file in root.rglob("IM*")) <= 9
 
 
 def test_a_series_is_found_after_any_number_of_pictures(tmp_path):

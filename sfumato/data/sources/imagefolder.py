@@ -16,7 +16,7 @@ from sfumato.data.deep import is_dicom
 from sfumato.data.formats import AnotherFormat, link_format, sentences
 from sfumato.data.groups import ids_of_files, persons_of
 from sfumato.data.images import GROUPS, GROUPS_REFUSED
-from sfumato.data.series import in_slices
+from sfumato.data.series import check_series, in_slices, with_own_ids
 from sfumato.data.sources.bids import PARTICIPANT, PARTICIPANTS, is_bids
 from sfumato.data.sources.source import (
     Example,
@@ -62,7 +62,7 @@ def read_imagefolder(request: Request, raw: Path) -> Source:
     if found.problems:
         raise refusal([*found.problems, *problems_of(found.places, request)])
     every = places = found.places
-    if request.skip and groups is not None:
+    if request.skip:
         places = without_strays(every, request)
     files = [place.file for place in places]
     persons = [place.person for place in places]
@@ -71,6 +71,7 @@ def read_imagefolder(request: Request, raw: Path) -> Source:
         ids = [*persons_of(groups, files, persons)]
     elif groups is not None:
         ids = ids_of_files(groups, files, path, persons)
+        check_series(files, ids)
     compared: list[str] = []
     if request.compare_by is not None:
         compared = column_of(path, request.compare_by, files, request.volume)
@@ -78,6 +79,7 @@ def read_imagefolder(request: Request, raw: Path) -> Source:
         pictures = [*in_slices(files, request.volume, request.converted)]
         numbers = [number for number, _ in pictures]
         places = every = [places[number]._replace(file=file) for number, file in pictures]
+        ids = ids and with_own_ids(files, ids, path)
         ids = ids and [ids[number] for number in numbers]
         compared = compared and [compared[number] for number in numbers]
         files = [place.file for place in places]
