@@ -160,6 +160,15 @@ def list_folder(
     ]
     places = [found for found in every if isinstance(found, Place)]
     problems = [found for found in every if isinstance(found, DataError)]
+    listed: dict[Path, Path] = {}
+    for folder in dict.fromkeys(place.file.parent for place in places):
+        if (other := listed.setdefault(folder.resolve(), folder)) != folder:
+            problems.append(
+                DataError(
+                    f"{folder} and {other} are the same folder, because of a link, so each of its "
+                    "pictures would count twice: remove the link."
+                )
+            )
     if not classes:
         message = (
             f"{option}={path} contains no pictures: expected one folder of pictures per class, or "

@@ -39,6 +39,21 @@ def test_a_folder_of_a_system_is_not_opened(name, tmp_path):
     assert source.classes == ("cat", "dog") and len(images) == 6
 
 
+def test_a_folder_with_two_names_is_refused(tmp_path):
+    """Otherwise, each of its pictures would count twice, perhaps under two persons' ids."""
+    write_folder(tmp_path / "in/dog")
+    (tmp_path / "in/cat").mkdir()
+    (tmp_path / "in/cat/P1").symlink_to("../dog/dog")
+    settings = Data(source="imagefolder", path=str(tmp_path / "in"), groups={"folder": True})
+    with pytest.raises(DataError, match="are the same folder, because of a link"):
+        read_source(settings, tmp_path)
+    (tmp_path / "in/cat/P1").unlink()
+    assert read_source(settings, tmp_path).size == 6
+    (tmp_path / "in/ape").symlink_to("dog")
+    with pytest.raises(DataError, match="would count twice: remove the link"):
+        read_source(settings, tmp_path)
+
+
 def test_transparency_is_black(tmp_path):
     pixels = np.array([[[255, 0], [255, 255]], [[100, 255], [0, 255]]], np.uint8)
     Image.fromarray(pixels, "LA").save(tmp_path / "0.png")
