@@ -321,6 +321,25 @@ def test_bids_and_the_same_pictures_give_the_same_set(span, tmp_path):
     )
 
 
+def test_a_volume_without_an_id_is_one_person(tmp_path):
+    rows = ["file_name,label,patient"]
+    for number in range(12):
+        write_nifti(tmp_path / "in" / f"v{number}.nii.gz", phantom(number))
+        rows.append(f"v{number}.nii.gz,{'ab'[number % 2]},{('', f'P{number // 4}x')[number < 8]}")
+    (tmp_path / "in/metadata.csv").write_text("\n".join(rows))
+    assert survey(tmp_path / "in", alone=True).persons == 2 + 4
+
+
+@pytest.mark.parametrize("name", ["SUB-01", "sub-00/Ses-1", "sub-01/Anat"])
+def test_folders_of_bids_in_capitals_are_refused(name, tmp_path):
+    root = write_bids(tmp_path / "in", people=6)
+    place = root / name
+    (place.parent / place.name.lower()).rename(place)
+    with pytest.raises(DataError, match="in the names of all such folders") as error:
+        read_source(bids(root), tmp_path)
+    assert "0" not in str(error.value), "ids are private"
+
+
 def test_all_sessions_of_a_subject_are_one_person(tmp_path):
     root = write_bids(tmp_path / "in", people=6)
     groups = read_source(bids(root), tmp_path).groups

@@ -14,8 +14,10 @@ from sfumato.data.volumes import is_volume
 from sfumato.errors import ConfigError, DataError
 
 PARTICIPANTS = "participants.tsv"
+DESCRIPTION = "dataset_description.json"
 PARTICIPANT = "participant_id"
 SUBJECT = "sub-"
+ANATOMY = "anat"
 # Suffixes of files that accompany a volume, such as the mask of a lesion
 ACCOMPANY = {"mask", "dseg", "probseg", "defacemask", "label", "seg", "lesion"}
 NO_LABEL = {"", "n/a"}
@@ -27,10 +29,24 @@ def is_bids(path: Path) -> bool:
     It must contain folders of subjects and, beside them, `participants.tsv` or
     `dataset_description.json`.
     """
-    subjects = any(folder.name.startswith(SUBJECT) for folder in folders_in(path))
-    return subjects and any(
-        (path / name).is_file() for name in (PARTICIPANTS, "dataset_description.json")
-    )
+    subjects = any(folder.name.lower().startswith(SUBJECT) for folder in folders_in(path))
+    return subjects and any((path / name).is_file() for name in (PARTICIPANTS, DESCRIPTION))
+
+
+def folders_named(path: Path, prefix: str) -> list[Path]:
+    """Return the folders in `path` with a prefix of BIDS.
+
+    Raises DataError if the prefix is written in capitals, because such a folder would be skipped.
+    """
+    found = [folder for folder in folders_in(path) if folder.name.lower().startswith(prefix)]
+    for folder in found:
+        if not folder.name.startswith(prefix):
+            raise DataError(
+                f"the name of a folder begins with {folder.name[: len(prefix)]} instead of "
+                f"{prefix}: use small letters in the names of all such folders, and in "
+                f"{PARTICIPANTS}"
+            )
+    return found
 
 
 def participants_of(root: Path) -> Path:
@@ -57,15 +73,14 @@ def anatomy_of(root: Path) -> Iterator[tuple[str, Path]]:
 
     Masks and other volumes that only accompany a volume are left out.
     """
-    for subject in folders_in(root):
-        if not subject.name.startswith(SUBJECT):
-            continue
-        sessions = [folder for folder in folders_in(subject) if folder.name.startswith("ses-")]
-        for place in (subject, *sessions):
-            if (place / "anat").is_dir():
-                files = (file for file in visible(place / "anat") if is_volume(file))
+    for subject in folders_named(root, SUBJECT):
+        for place in (subject, *folders_named(subject, "ses-")):
+            for folder in folders_named(place, ANATOMY):
+                files = (file for file in visible(folder) if is_volume(file))
                 yield from (
-                    (subject.name, file) for file in files if suffix_of(file) not in ACCOMPANY
+                    (subject.name, file)
+                    for file in files
+                    if folder.name == ANATOMY and suffix_of(file) not in ACCOMPANY
                 )
 
 
