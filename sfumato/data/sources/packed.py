@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from itertools import islice
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -66,6 +66,9 @@ DAMAGED = (
     lzma.LZMAError,
     zlib.error,
 )
+# Folder for the pictures of a table. The name is one that `is_filing` recognises, so that the
+# folders of the pictures do not count as classes
+PICTURE_FOLDER = "images"
 UNPACKED = "unpacked"  # folder in the state directory for unpacked archives
 # Private folders with unpacked archives, and private copies of files from URLs. A key consists of
 # the path or the URL, the time of the last change (0 for a URL), and the thread.
@@ -382,11 +385,11 @@ def unpack_tables(tables: Sequence[Path], folder: Path, allowance: Allowance) ->
 
 
 def unpack_table(file: Path, place: Path, allowance: Allowance) -> Iterator[dict[str, object]]:
-    """Write the pictures of a Parquet table into the folder `place`, under their own names if they
-    have names.
+    """Write the pictures of a Parquet table into the folder `place`, under their own paths if they
+    have paths.
 
-    Yields one dict per row: the cells of the columns without pictures, and the name of the
-    picture's file, with the key FILE.
+    Yields one dict per row: the cells of the columns without pictures, and the path of the
+    picture's file below `place`, with the key FILE.
     """
     from pyarrow import parquet, types
 
@@ -442,12 +445,28 @@ def unpack_table(file: Path, place: Path, allowance: Allowance) -> Iterator[dict
                     f"{file}, row {number + 1}, has no picture: write the picture's bytes, or "
                     "remove the row"
                 )
-            name = Path(called or "").name
-            if not name.strip(".") or (place / name).exists():
+            name = path_below(called or "")
+            if not name or (place / PICTURE_FOLDER / name).exists():
                 name = f"{file.stem}-{number:08d}{Path(name).suffix or '.png'}"
             allowance.take(len(pixels))
-            (place / name).write_bytes(pixels)
-            yield {key: named(value, names.get(key)) for key, value in row.items()} | {FILE: name}
+            target = place / PICTURE_FOLDER / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(pixels)
+            cells = {key: named(value, names.get(key)) for key, value in row.items()}
+            yield cells | {FILE: f"{PICTURE_FOLDER}/{name}"}
+
+
+def path_below(path: str) -> str:
+    """Convert any path, also of Windows, to a relative path without hidden folders and "..".
+
+    The folders are kept, because a folder may belong to one person. Raises ValueError for too many
+    folders.
+    """
+    whole = PureWindowsPath(path)  # a separator is / or \
+    parts = [*filter(None, (part.lstrip(".") for part in whole.relative_to(whole.anchor).parts))]
+    if len(parts) > DEEPEST_FOLDER:
+        raise ValueError(f"its folders are more than {DEEPEST_FOLDER} levels deep")
+    return "/".join(parts)
 
 
 def holds_bytes(kind: DataType) -> bool:

@@ -162,14 +162,24 @@ def test_parquet_gives_classes_persons_and_the_hold_out(tmp_path, state, split):
     ][: 4 * split]
 
 
-def test_picture_names_in_parquet_show_persons_and_stay_inside(tmp_path, state):
-    names = ["a/p1_1.png", "../../p1_2.png", "p2_1.png", "p2_1.png", ".."]
-    file = write_rows(tmp_path / "x.parquet", [0, 1, 1, 0, 0], names)
+def test_picture_paths_in_parquet_show_persons_and_stay_inside(tmp_path, state):
+    names = ["a/p1.png", "../../p1.png", "p2.png", "p2.png", "..", "C:\\b\\.p1.png", "/c/../p1.png"]
+    file = write_rows(tmp_path / "x.parquet", [0, 1, 1, 0, 0, 0, 0], names)
     source, images, _ = read_all(data(file, classes=NAMES, label_column="label"), tmp_path)
-    assert [file.name for file in source.files[:3]] == ["p1_1.png", "p1_2.png", "p2_1.png"] and len(
-        images
-    ) == 5
+    places = ["/".join(file.parts[-2:]) for file in source.files]
+    assert places[:3] + places[5:] == [
+        *("a/p1.png", "images/p1.png", "images/p2.png"),
+        *("b/p1.png", "c/p1.png"),
+    ]
+    assert len(images) == len({*places}) == 7
     assert {path.name for path in tmp_path.iterdir()} == {"x.parquet", "state"}
+
+
+def test_a_folder_in_a_picture_path_is_evidence_of_a_person(tmp_path, state):
+    names = [f"P{i // 4:03}/scan_{i % 4}.png" for i in range(40)]
+    file = write_rows(tmp_path / "x.parquet", [i % 2 for i in range(40)], names)
+    assert survey(file, label_column="label").repeats.why.startswith("Each folder contains")
+    assert survey(file, label_column="label", groups={"folder": True}).persons == 10
 
 
 def test_a_release_in_parquet_is_read_as_what_was_released(tmp_path, state, digits):
