@@ -27,10 +27,13 @@ from sfumato.data.companions import COMPANION
 from sfumato.data.dates import ANY_DATE, in_case_of, move_date, orders_in
 from sfumato.data.decoding import format_at, pixel_form, read_whole, with_progress
 from sfumato.data.groups import ID_WORDS
+from sfumato.data.images import GROUPS
 from sfumato.data.labels_and_ids import LABELLED
 from sfumato.data.names import COPY_WORDS, FILE_WORDS, PERSON, SERIES_WORDS, SIDE_WORDS, TIME, WORD
+from sfumato.data.sources.bids import DESCRIPTION, PARTICIPANTS
 from sfumato.data.sources.splits import PARTS
 from sfumato.data.sources.tabled import files_below
+from sfumato.data.tables import TABLES
 from sfumato.errors import ConfigError, DataError, reading_sensitive
 from sfumato.storage.files import open_private, replacing
 from sfumato.storage.limits import room_for_picture
@@ -47,6 +50,7 @@ KEPT = re.compile(
     rf"|gd|w|true|false|{'|'.join(map(re.escape, ID_WORDS['unknown'].split()))}",
     re.IGNORECASE,
 )
+KEPT_FILES = {*TABLES, PARTICIPANTS, DESCRIPTION, GROUPS}  # names of files that keep their names
 HEXADECIMAL = r"(?<![^\W_])(?=[a-f]*\d+[a-f]+\d|\d*[a-f]+\d+[a-f])[\da-f]{6,}(?![^\W_])"
 ANY_SUFFIX = "|".join(re.escape(suffix) for suffix in sorted(KNOWN_SUFFIXES, reverse=True))
 # A path of a file, such as 3/12/45.png, is not a date
@@ -256,6 +260,9 @@ def write_skeleton(folder: Path, path: Path) -> tuple[int, int, list[str]]:
     ):
         for file in with_progress(files, len(files), "copying"):
             target = str(PurePosixPath("skeleton", disguise(names[file])))
+            if file.name in KEPT_FILES:
+                target = str(PurePosixPath(target).with_name(file.name))
+                disguise.kept.add(file.name)
             content: bytes | str | None = picture_content(file, disguise)
             pictures += content is not None
             if file in texts:

@@ -200,6 +200,16 @@ def test_a_skeleton_is_surveyed_like_its_folder(clinic, tmp_path):
     assert sizes[0] == sizes[1]
 
 
+def test_names_of_files_that_are_read_stay(clinic, tmp_path):
+    (clinic / "persons.csv").rename(clinic / "metadata.csv")
+    (clinic / "participants.tsv").write_text("participant_id\tsex\n")
+    (clinic / "Adenoma/labels.csv").write_text("file_name\n")
+    copy = unpacked(clinic, tmp_path)
+    names = {file.name for file in copy.rglob("*.?sv")}
+    assert names == {"metadata.csv", "participants.tsv", "labels.csv"}
+    assert "participants.tsv" in (copy / "README.txt").read_text()
+
+
 def test_a_skeleton_contains_no_word_pixel_or_date(clinic, tmp_path):
     copy = unpacked(clinic, tmp_path)
     files = [path for path in copy.rglob("*") if path.is_file()]
