@@ -302,7 +302,10 @@ def step_noise(noise_multiplier: float, weights: int, batch: float) -> float:
 
 
 def epsilon_by_step(mechanism: Mechanism, delta: float | None) -> Callable[[int], float]:
-    """Return a function from a number of steps of a mechanism to ε at `delta`, for the log."""
+    """Return a function from a number of steps of a mechanism to a bound on ε, for the log.
+
+    The bound is Rényi's for any accountant, because the exact ones are too slow for each row.
+    """
     per_step = rdp_curve([replace(mechanism, uses=1).event])
     return lambda steps: epsilon_and_order(per_step * steps, delta or 0.0)[0]
 

@@ -245,8 +245,10 @@ def as_text(content: dict) -> str:
 def check_out(out: Path, stage: str) -> None:
     """Raise ConfigError if `out` contains anything but an artifact of `stage`.
 
-    This protects the user's files.
+    This protects the user's files. A link is refused too, because a directory cannot replace it.
     """
+    if out.is_symlink():
+        raise ConfigError(f"--out {out} is a link: remove it, or give another path")
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     writer = None

@@ -87,6 +87,17 @@ def entries_below(folder: Path) -> Iterator[str]:
 
 
 @contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Name `path` in the error of a full disk if the error names no file: `write` names none."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in FULL and error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+@contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path. The file that the block writes there then replaces `path`.
 
@@ -97,10 +108,11 @@ def replacing(path: Path) -> Iterator[Path]:
     sweep(path)
     temporary = temporary_name(path)
     try:
-        yield temporary
-        sync(temporary)
-        os.replace(temporary, path)
-        sync(path.parent)
+        with naming(path):
+            yield temporary
+            sync(temporary)
+            os.replace(temporary, path)
+            sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -179,9 +191,10 @@ def replacing_directory(path: Path, *, private: bool = False) -> Iterator[Path]:
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(mode=0o700 if private else 0o777)
     try:
-        yield temporary
-        for written in [*temporary.rglob("*"), temporary]:
-            sync(written)
+        with naming(path):
+            yield temporary
+            for written in [*temporary.rglob("*"), temporary]:
+                sync(written)
         if path.is_dir() and not path.is_symlink():
             path.rename(aside)
         os.replace(temporary, path)

@@ -50,7 +50,7 @@ def card(**more) -> str:
         "accountant": "rdp",
     }
     settings = SimpleNamespace(
-        export=more.pop("export", ()), relabel=False, herding=1, mark="pictures"
+        export=more.pop("export", ()), relabel=False, herding=1, mark="pictures", mixed=0
     )
     plan = SimpleNamespace(
         settings=settings, **of_plan | {key: more.pop(key) for key in of_plan if key in more}
@@ -207,7 +207,10 @@ def test_the_card_states_which_images_are_public():
     assert "800 were drawn by generative models" in both and "400 are **public images" in both
     varied = card(kinds={"plain": 600, "distorted": 400, "blend": 200})
     assert "600 images are unchanged, 400 are warped, textured" in varied
-    assert "none of them distorted or blended](grid.png)" in varied and 'kinds=["plain"]' in varied
+    assert (
+        "![Up to ten images per class, none of them distorted or blended](grid.png)" in varied
+        and 'kinds=["plain"]' in varied
+    )
     assert "images are unchanged" not in card()
 
 
@@ -230,5 +233,8 @@ def test_the_card_states_what_is_public_in_gaussians():
     of_gaussians = {name: record | {"stage": "covariance"} for name, record in records().items()}
     told = card(sources={"auxiliary": 1200}, records=of_gaussians)
     assert "only in their low frequencies" in told and "recoloured public images" in told
+    stream = {"sources": {"auxiliary": 1200}, "stream": {"mirrored": False}, "kinds": {"plain": 1}}
+    drawing = card(**stream, records=of_gaussians, public_source="procedural")
+    assert drawing.count("no licence of their own") == 2 and "keep their own" not in drawing
     assert "low frequencies" not in card(sources={"auxiliary": 1200})
     assert "low frequencies" not in card(sources={"finetune": 1200}, records=of_gaussians)

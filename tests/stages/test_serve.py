@@ -7,6 +7,7 @@ import http.client
 import ipaddress
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -267,6 +268,10 @@ def test_the_page_shows_images_sizes_plan_verdict_and_pictures(server):
         "script" not in headers["Content-Security-Policy"]
         and headers["Cache-Control"] == "no-store"
     )
+    # On a narrow screen, a wide table scrolls by itself
+    scrolled = re.findall(r'<div class="scroll(?: narrow)?">\s*<table', text)
+    assert len(scrolled) == text.count("<table") == 3
+    assert "<code>frequency</code>" in text and "`" not in text.split("</style>")[1]
     assert "<script" not in text and "Access-Control-Allow-Origin" not in headers
     for said in (
         "lungs",

@@ -111,6 +111,16 @@ def test_what_is_no_artifact_is_never_overwritten(tmp_path):
     assert (tmp_path / "mine" / "thesis.tex").exists()
 
 
+def test_a_link_is_refused_before_anything_is_spent(tmp_path):
+    """A directory cannot replace it. The folder above may be a link."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "artifacts").symlink_to("elsewhere")
+    make(tmp_path / "artifacts" / "count")
+    (tmp_path / "central").symlink_to("elsewhere")
+    with pytest.raises(ConfigError, match="central is a link: remove it"):
+        check_out(tmp_path / "central", "central")
+
+
 def test_the_empty_artifact_has_constant_bytes(tmp_path):
     for name in "ab":
         write_empty(tmp_path / name, "central")

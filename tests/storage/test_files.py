@@ -172,6 +172,18 @@ def test_a_query_leaves_no_core_dump():
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("write", [replacing, replacing_directory])
+def test_a_full_disk_names_the_file_that_was_written(write, tmp_path):
+    with (
+        pytest.raises(OSError, match=f"No space left on device: '{tmp_path}/a'"),
+        write(tmp_path / "a"),
+        open("/dev/full", "wb", 0) as full,
+    ):
+        full.write(b"0")
+    assert [*tmp_path.iterdir()] == []
+
+
 def test_two_threads_writing_one_file_do_not_mix(tmp_path):
     path = tmp_path / "a.json"
     names = []
