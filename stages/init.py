@@ -144,4 +144,5 @@ def show_sizes(made: Proposed) -> None:
     if kind := made.chosen.kind:
         privacy = made.chosen.params.privacy
         units = "persons" if privacy.unit == GROUP else "images"
-        say(f"forecast {advice(kind, privacy.size, privacy.epsilon, units)}")
+        factor = made.chosen.size_factor
+        say(f"forecast {advice(kind, privacy.size, privacy.epsilon, units, factor)}")

@@ -98,9 +98,9 @@ def forecast(kind: str, units: int, epsilon: float, size_factor: float) -> str:
     return f"{level_of(part)}, {100 * part:.0f} % ({100 * low:.0f} to {100 * high:.0f})"
 
 
-def advice(kind: str, units: int, epsilon: float, what: str) -> str:
+def advice(kind: str, units: int, epsilon: float, what: str, size_factor: float) -> str:
     """State how many units give the same forecast at another ε, and how many units would raise the
-    forecast by one level.
+    forecast by one level, if any number would.
 
     If an ε of at most MOST_EPSILON would also raise it by one level, state this ε.
     """
@@ -110,12 +110,12 @@ def advice(kind: str, units: int, epsilon: float, what: str) -> str:
         f"{units:,} {what} at ε = {epsilon:g} are as useful as "
         f"{max(1, round(product / other)):,} at ε = {other}"
     )
-    better = [
-        name for name, (least, _) in VERDICT_LEVELS.items() if least > expected_part(kind, product)
-    ]
-    if not better:
+    part = expected_part(kind, product, size_factor)
+    better = [name for name, (least, _) in VERDICT_LEVELS.items() if least > part]
+    if not better or VERDICT_LEVELS[better[-1]][0] >= size_factor:
         return same
-    needed = 10 ** ((logit(VERDICT_LEVELS[better[-1]][0]) - LINE["offsets"][kind]) / LINE["slope"])
+    least = VERDICT_LEVELS[better[-1]][0] / size_factor
+    needed = 10 ** ((logit(least) - LINE["offsets"][kind]) / LINE["slope"])
     more = f"{int(round_up(needed / epsilon, 1)):,} {what}"
     larger = round_up(needed / units, 2)
     if larger <= MOST_EPSILON:
