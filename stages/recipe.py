@@ -20,11 +20,10 @@ def list_recipes() -> None:
     """List all recipes and profiles."""
     from rich.table import Table
 
-    from sfumato.settings.recipes import read_layer, recipes_at
+    from sfumato.settings.recipes import read_layer, recipe_files
 
-    folder = recipes_at(RECIPES)
-    names = {path.stem: path for path in sorted(folder.glob("*.yaml"))}
-    names |= {f"profile {path.stem}": path for path in sorted((folder / "profiles").glob("*.yaml"))}
+    names = recipe_files(RECIPES)
+    names |= {f"profile {name}": path for name, path in recipe_files(RECIPES, "profile").items()}
     table = Table("name", "description")
     for name, path in names.items():
         table.add_row(name, str(read_layer(path).get("description", "")))

@@ -22,7 +22,7 @@ from sfumato.settings.fields import Size, both_sides, by, size_of
 from sfumato.settings.noise import noise_at
 from sfumato.settings.params import Params
 from sfumato.settings.queries import TEACHER_CONSTANTS, Teacher
-from sfumato.settings.recipes import Layer, overlaid, params_of, read_overlay, recipes_at
+from sfumato.settings.recipes import Layer, overlaid, params_of, read_overlay
 from sfumato.settings.stage import RECIPES
 from sfumato.storage.documents import read_yaml
 
@@ -238,7 +238,7 @@ def proposal(
     """
     content = reduce(overlaid, overlays, settings_of(known))
     beside = known.public is not None and row["when"].get("public") == "beside"
-    recipe = read_overlay(recipes_at(RECIPES), content["recipe"], "recipe")
+    _, recipe = read_overlay(RECIPES, content["recipe"])
     runs: list[str] = (recipe | content)["run"]
     if beside:
         runs = [*runs, "select"]
@@ -366,7 +366,7 @@ def at_effective_epsilon(recipe: str, epsilon: float) -> Layer:
     epsilon: privacy.epsilon times the number of images or persons, divided by the number of images
     with which the recipe was tuned. If it is less than 1, the teacher's learning rate is lowered.
     """
-    content = read_overlay(recipes_at(RECIPES), recipe, "recipe")
+    _, content = read_overlay(RECIPES, recipe)
     sections: Layer = {}
     for name, section in content.items():
         if isinstance(section, dict) and isinstance(noise := section.get("noise"), dict):

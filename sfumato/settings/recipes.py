@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from sfumato.errors import ConfigError, explained, nearest
 from sfumato.settings.fields import MACHINE, REST, models_in
@@ -24,23 +25,28 @@ Layer = dict[str, Any]
 TRACKED_KEYS = {"profile": "null", "data": "{}"}
 
 
-def recipes_at(folder: Path) -> Path:
-    """Return `folder`. If its name is `pipelines` and it does not exist, return the folder of the
-    package's recipes instead.
+def recipe_files(folder: Path, kind: str = "recipe") -> dict[str, Path]:
+    """Return the file of each recipe or profile, by name.
+
+    A file in the project's `folder` replaces the file of the package with the same name.
     """
     package = Path(__file__).resolve().parents[1]
-    for parent in (package, package.parent):  # installed, or a clone
-        if folder.name == RECIPES.name and not folder.is_dir():
-            folder = parent / RECIPES
-    return folder
+    shipped = package / RECIPES  # installed
+    if not shipped.is_dir():
+        shipped = package.parent / RECIPES  # a clone
+    pattern = {"recipe": "*.yaml", "profile": "profiles/*.yaml"}[kind]
+    files = {file.stem: file for place in (shipped, folder) for file in place.glob(pattern)}
+    return dict(sorted(files.items()))
 
 
 def load_params(path: Path, recipes: Path, recipe: str | None = None) -> Params:
     """Merge all layers of parameters, and validate them.
 
-    recipes: folder of the recipes (see `recipes_at`); recipe: recipe to use instead of the one in
-    the file `path`. Raises ConfigError with the key and its value or, for an unknown key, the
-    nearest known key. In a project, also raises ConfigError if a key in TRACKED_KEYS is missing.
+    recipes: the project's folder of recipes (see `recipe_files`); recipe: recipe to use instead of
+    the one in the file `path`.
+
+    Raises ConfigError with the key and its value or, for an unknown key, the nearest known key. In
+    a project, also raises ConfigError if a key in TRACKED_KEYS is missing.
     """
     content = read_layer(path)
     in_project = path.name == "params.yaml" and path.with_name("dvc.yaml").is_file()
@@ -59,16 +65,14 @@ def params_of(content: Layer, path: Path, recipes: Path = RECIPES) -> Params:
 
     Raises like `load_params`.
     """
-    recipes = recipes_at(recipes)
     merged: Layer = {}
-    for kind, folder in {"profile": recipes / "profiles", "recipe": recipes}.items():
+    for kind in ("profile", "recipe"):
         if (name := content.get(kind, Params.model_fields[kind].default)) is not None:
-            overlay = read_overlay(folder, name, kind)
-            validate(overlay, folder / f"{name}.yaml")
+            file, overlay = read_overlay(recipes, name, kind)
+            validate(overlay, file, layer=True)
             merged = overlaid(merged, overlay)
-    validate(
-        {key: value for key, value in content.items() if key not in ("recipe", "profile")}, path
-    )
+    own = {key: value for key, value in content.items() if key not in ("recipe", "profile")}
+    validate(own, path, layer=True)
     return validate(
         restore_rest(merged, overlaid(drop_unlimited_lifetime(merged, content), content)), path
     )
@@ -110,13 +114,14 @@ def drop_unlimited_lifetime(merged: Layer, content: Layer) -> Layer:
     }
 
 
-def read_overlay(folder: Path, name: object, kind: str) -> Layer:
-    names = sorted(p.stem for p in folder.glob("*.yaml"))
-    if name not in names:
-        raise ConfigError(f"{kind}={name!r} does not exist: {nearest(str(name), names)}")
-    overlay = read_layer(folder / f"{name}.yaml")
+def read_overlay(folder: Path, name: object, kind: str = "recipe") -> tuple[Path, Layer]:
+    """Return the file and the content of a recipe or profile. folder: see `recipe_files`."""
+    files = recipe_files(folder, kind)
+    if (file := files.get(str(name))) is None:
+        raise ConfigError(f"{kind}={name!r} does not exist: {nearest(str(name), files)}")
+    overlay = read_layer(file)
     overlay.pop("description", None)
-    return overlay
+    return file, overlay
 
 
 def read_layer(path: Path) -> Layer:
@@ -142,7 +147,12 @@ def overlaid(under: Mapping[str, object], over: Mapping[str, object]) -> Layer:
     return result
 
 
-def validate(values: Layer, path: Path) -> Params:
+def validate(values: Layer, path: Path, *, layer: bool = False) -> Params:
+    """Validate the values in the file `path`.
+
+    layer: True for a single layer. Only merged values must satisfy the rules for several keys of a
+    section, and contain all keys.
+    """
     sections = {name: section for name, section in values.items() if isinstance(section, dict)}
     for stage, section in sections.items():
         for key in {*MACHINE, "chunk"} & section.keys():
@@ -155,7 +165,10 @@ def validate(values: Layer, path: Path) -> Params:
     try:
         return Params.model_validate(values)
     except ValidationError as error:
-        first = error.errors()[0]
+        found = [one for one in error.errors() if not (layer and is_of_several_keys(one))]
+        if not found:
+            return Params()  # the merged values are validated later
+        first = found[0]
         reason = first["msg"].removeprefix("Value error, ")
         key = ".".join(str(part) for part in first["loc"])
         plain = re.sub(r"\.phases\.\d+", "", key)  # all phases have the same keys
@@ -175,6 +188,12 @@ def validate(values: Layer, path: Path) -> Params:
             if first["type"] == "string_type":
                 problem += f". Write it in quotes: '{first['input']}'"
         raise ConfigError(f"{path}: {problem}") from error
+
+
+def is_of_several_keys(error: ErrorDetails) -> bool:
+    """Return whether another layer may correct this error."""
+    rule = error["type"] == "value_error" and error["loc"] and isinstance(error["input"], dict)
+    return bool(rule) or error["type"] == "missing"
 
 
 def refuse_truth_values(kind: object, value: object, path: Path, key: str) -> None:

@@ -13,11 +13,12 @@ from sfumato.settings.fields import Strict
 from sfumato.settings.params import Params
 from sfumato.settings.privacy import Privacy
 from sfumato.settings.queries import Central
-from sfumato.settings.recipes import validate
+from sfumato.settings.recipes import params_of, recipe_files
 from sfumato.settings.training import Pretrain
 
 INFINITY = float("inf")
 NAN = float("nan")
+PARAMS = Path("params.yaml")
 SHARES = [{}, {1: "rest"}, {1: 5.0}, {"one": "3%"}, {-1: "3%"}, {True: "3%"}]
 WEIGHTS = [{}, {1: -1}, {1: "4"}, {"one": 1}, {-1: 2}, {1: True}, {1: [2]}, {1: NAN}]
 
@@ -107,15 +108,64 @@ def test_what_means_nothing_is_refused(content, message):
 def test_true_is_no_number_and_no_text(content, key):
     """Python treats true as 1, so `epsilon: true` would spend ε = 1."""
     with pytest.raises(ConfigError, match=f"params.yaml: {key} must not be true or false"):
-        validate(content, Path("params.yaml"))
-    assert validate({"data": {"different_people": True}}, Path("params.yaml")).data.different_people
+        params_of(content, PARAMS)
+    assert params_of({"data": {"different_people": True}}, PARAMS).data.different_people
 
 
 def test_a_fault_of_several_keys_names_its_section_only():
     with pytest.raises(ConfigError) as refusal:
-        validate({"frequency": {"noise": {"one": "3%"}}}, Path("params.yaml"))
+        params_of({"frequency": {"noise": {"one": "3%"}}}, PARAMS)
     assert str(refusal.value).startswith("params.yaml: frequency: 'one' is not a value of ε")
     assert "={" not in str(refusal.value)
+
+
+def test_a_rule_for_several_keys_applies_to_the_merged_values():
+    blended = {"recipe": "teacher-gaussian", "profile": None, "synthesize": {"mixed": 0.1}}
+    assert params_of(blended, PARAMS).synthesize.relabel
+    with pytest.raises(ConfigError, match=r"^params\.yaml: .*set relabel: true"):
+        params_of({**blended, "recipe": "dp-merf"}, PARAMS)
+
+
+@pytest.mark.parametrize(
+    ("line", "own", "message"),
+    [
+        ("frequency: {sise: 8}", {}, r"mine\.yaml: unknown key 'frequency\.sise'"),
+        ("frequency: {size: 9}", {}, r"mine\.yaml: frequency\.size=9"),
+        ("frequency: {size: 8}", {"count": {"noise": "x"}}, r"params\.yaml: count\.noise='x'"),
+        ("count: 5", {"count": {"noise": "2%"}}, r"mine\.yaml: count=5 is not valid"),
+        ("data: 5", {"data": {"dataset_id": "set"}}, r"mine\.yaml: data=5 is not valid"),
+        ("seed: true", {"seed": 1}, r"mine\.yaml: seed must not be true"),
+    ],
+)
+def test_a_message_names_the_file_that_sets_the_value(line, own, message, tmp_path):
+    (tmp_path / "mine.yaml").write_text(f"run: [frequency, synthesize]\n{line}\n")
+    with pytest.raises(ConfigError, match=message):
+        params_of({"recipe": "mine", "profile": None, **own}, PARAMS, tmp_path)
+
+
+def test_own_recipes_do_not_hide_the_recipes_of_the_package(tmp_path):
+    (tmp_path / "mine.yaml").write_text("run: [count, synthesize]")
+    (tmp_path / "dpdm.yaml").write_text("run: [synthesize]")
+    files = recipe_files(tmp_path)
+    assert {*files} == {*recipe_files(tmp_path / "missing"), "mine"}
+    assert files["mine"].parent == files["dpdm"].parent == tmp_path != files["dp-merf"].parent
+    assert recipe_files(tmp_path, "profile") == recipe_files(tmp_path / "missing", "profile")
+    for name, length in {"dp-merf": 5, "dpdm": 1}.items():
+        content = {"recipe": name, "profile": "digits"}
+        assert len(params_of(content, PARAMS, tmp_path).run) == length
+    with pytest.raises(ConfigError, match="did you mean 'mine'"):
+        params_of({"recipe": "mina"}, PARAMS, tmp_path)
+
+
+@pytest.mark.parametrize("section", ["data", "public"])
+@pytest.mark.parametrize(
+    ("source", "hint"),
+    [("imagefoldr", r"did you mean 'imagefolder'\?"), ("painting", "expected one of .*, npz")],
+)
+def test_an_unknown_source_is_refused_with_the_nearest_name(section, source, hint):
+    message = rf"params\.yaml: {section}\.source='{source}' is not valid: {hint}"
+    with pytest.raises(ConfigError, match=message):
+        params_of({section: {"source": source}}, PARAMS)
 
 
 def numbers_in(node: object) -> Iterator[dict]:
