@@ -33,7 +33,7 @@ from sfumato.storage.artifacts import (
     write_empty,
     writing,
 )
-from sfumato.storage.documents import MERGED, dataset_name, read_yaml
+from sfumato.storage.documents import MERGE_HEADER, dataset_name, read_yaml
 from sfumato.storage.files import ATTRIBUTES, UNTOUCHED, copy_directory, json_text
 from sfumato.storage.records import Records
 
@@ -206,7 +206,7 @@ def write_pipeline(out: Path, free: Sequence[str], say: Say, workflow: str) -> N
         deps = entry["deps"]
         assert isinstance(deps, list)
         entry["deps"] = [path for path in deps if path in made or (out / path).exists()]
-    text = f"{MERGED}. These free stages use the noisy sums of all owners.\n"
+    text = f"{MERGE_HEADER}. These free stages use the noisy sums of all owners.\n"
     files = {
         "dvc.yaml": text + as_yaml({"stages": stages}, blocks=True),
         ".gitignore": IGNORED,

@@ -46,8 +46,7 @@ def write_package(
 
     folder: an empty or new folder;
     project: the folder with `ledger.json`;
-    signing: certificate and key that sign the pictures; None for unsigned pictures;
-    say: function that shows a note.
+    signing: certificate and key that sign the pictures; None for unsigned pictures.
 
     Returns the SHA-256 of the manifest, which must be sent separately. Raises ConfigError if the
     folder or the certificate cannot be used, BudgetError if the ledger is invalid, and DataError if

@@ -31,7 +31,7 @@ HIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\u
 
 
 # First words of `dvc.yaml` in a project that `stage merge` made
-MERGED = "# Written by `stage merge`"
+MERGE_HEADER = "# Written by `stage merge`"
 
 
 def escaped(text: str) -> str:
@@ -50,7 +50,7 @@ def missing_text(path: Path, usual: str) -> str:
     """
     for folder in path.parents:
         with passing_over(*UNREADABLE):
-            if read_text(folder / "dvc.yaml").startswith(MERGED):
+            if read_text(folder / "dvc.yaml").startswith(MERGE_HEADER):
                 return (
                     f"{path} does not exist, because this folder was made by `stage merge`: the "
                     "queries ran in the owners' projects. `stage run` runs the other stages. To "
