@@ -62,6 +62,14 @@ def test_one_more_broken_picture_than_allowed_is_refused(tmp_path):
         assert all(name in str(error.value) for name in BROKEN)
 
 
+def test_a_file_that_is_no_picture_is_not_counted(tmp_path):
+    root = folder(tmp_path / "in", broken=())
+    (root / "cat" / "notes.txt").write_text("no picture")
+    assert survey(root, skip=0.1, classes=ALL, one_image_each=True).images == 40
+    source = read_source(data(root, skip=0.1), tmp_path)
+    assert values(source) == [*range(20), *range(100, 120)] and len(source.left_out) == 1
+
+
 @pytest.mark.parametrize(
     "share, value", [("1%", 0.01), ("29%", 0.29), ("0.5 %", 0.005), (0.25, 0.25), ("0.25", 0.25)]
 )

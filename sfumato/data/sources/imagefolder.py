@@ -331,8 +331,9 @@ def leave_out(
 def without_strays(places: list[Place], request: Request) -> list[Place]:
     """Leave out the files that are pictures neither by name nor by content.
 
-    Otherwise such a file would need a person's id and a row in a table. With `data.volume`, a
-    damaged volume or DICOM file is kept, because its error is raised when its slices are decoded.
+    Otherwise such a file would count as an image, and need a person's id and a row in a table. With
+    `data.volume`, a damaged volume or DICOM file is kept, because its error is raised when its
+    slices are decoded.
     """
     for file, *_ in places:
         if (
