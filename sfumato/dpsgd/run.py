@@ -216,7 +216,7 @@ def fine_tune(
     report: Progress = no_progress,
     say: Say = discard,
     stage: str = "finetune",
-    one_step: Callable[[Any, Charge], dict[str, float]] = step,
+    one_step: Callable[[Any, Charge], dict[str, float]] | None = None,
 ) -> tuple[Charge, list[dict]]:
     """Run all steps of a charge; resume an interrupted run after its last durable step.
 
@@ -226,7 +226,7 @@ def fine_tune(
     epsilon_after: function from a number of steps to ε, for the log;
     report: function called with (number of durable steps, number of all steps) at the start and
     after each checkpoint;
-    one_step: function that makes one draw, one release and one update.
+    one_step: function that makes one draw, one release and one update; by default `step`.
 
     Returns the charge, with all its steps durable, and the public log, with one row per step. The
     log never contains a loss, a number of images or a time.
@@ -237,7 +237,7 @@ def fine_tune(
 
     report(charge.used, charge.uses)
     while charge.used < charge.uses:
-        row = one_step(state, charge)
+        row = (one_step or step)(state, charge)
         log.append({**row, "epsilon": epsilon_after(charge.used)})
 
         # Write the state and the journal before anything that depends on the release is shown.
