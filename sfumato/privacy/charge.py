@@ -42,7 +42,7 @@ def check_norm(stage: str, max_norm: float, charged: float | None = None) -> Non
             f"{stage}: max_norm={max_norm!r} must be a number from {SMALLEST_NORM:g} to "
             f"{LARGEST_NORM:g}. Outside this range, rounding could hide the noise"
         )
-    if charged not in (None, max_norm):
+    if charged is not None and max_norm != charged:
         raise BudgetError(
             f"{stage}: max_norm={max_norm:g}, but the charge was opened for max_norm={charged:g}: "
             "use the bound of the charge"

@@ -41,16 +41,16 @@ def declared() -> Iterator[Stage]:
     """Yield the stages of this package, then the stages of other packages."""
     for name in NAMES:
         yield import_module(f"stages.{name}").STAGE
-    taken = [*NAMES]
+    names = [*NAMES]
     for point in entry_points(group=OTHER_PACKAGES):
-        stage = loaded(point, taken)
-        taken.append(stage.name)
+        stage = loaded(point, names)
+        names.append(stage.name)
         yield stage
 
 
-def loaded(point: EntryPoint, taken: Collection[str]) -> Stage:
+def loaded(point: EntryPoint, names: Collection[str]) -> Stage:
     """Load the stage of another package. Raises ConfigError if this fails, or if its name is one of
-    `taken`.
+    `names`.
     """
     package = getattr(point.dist, "name", point.value)
     failed = f"the package {package} declares a stage in {point.value}, which cannot be loaded"
@@ -60,7 +60,7 @@ def loaded(point: EntryPoint, taken: Collection[str]) -> Stage:
         causes=(Exception,),
     ):
         stage: Stage = point.load().STAGE
-        if stage.name in taken:
+        if stage.name in names:
             raise ValueError(f"{stage.name} is already the name of a stage")
         return stage
 
