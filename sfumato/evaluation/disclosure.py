@@ -44,7 +44,8 @@ def disclosure(
 
     `compare_nearness` describes the test. If persons are known, all images of a person form one
     unit. Otherwise, equal images form one unit. The distance of a unit is the distance of its
-    nearest image. If a set is large, only some of its units, drawn at random, are tested.
+    nearest image or mirror image. If a set is large, only some of its units, drawn at random, are
+    tested.
 
     generated: released images that were generated, or None if all are public;
     more: (n, H, W, C) uint8, further images drawn from the released networks, as any recipient can
@@ -63,9 +64,13 @@ def disclosure(
     released = extractor(generated.images[random.permutation(len(generated))[:MOST_RELEASED]])
     if more is not None:
         released = np.concatenate([released, extractor(more)])
-    return compare_sets(
-        lambda real: nearest_rows(extractor(real.images), released)[1], train, holdout, random
-    )
+
+    def nearness_of(real: ImageSet) -> np.ndarray:
+        mirrored = real.images[:, :, ::-1].copy()
+        views = [nearest_rows(extractor(images), released)[1] for images in (real.images, mirrored)]
+        return np.minimum(*views)
+
+    return compare_sets(nearness_of, train, holdout, random)
 
 
 def membership(network: ImageClassifier, train: ImageSet, holdout: ImageSet) -> dict:

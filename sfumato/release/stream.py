@@ -302,7 +302,8 @@ def stream(
 
     Args:
         path: Folder of the release.
-        batch: Number of images in a batch.
+        batch: Number of images in a batch. If it is below about 32, networks with a small weight
+            may draw no image, and fewer uncertain labels are left out.
         seed: Fixes the batches; None for the release's own seed.
         augment: True to vary the images as described above, False for images as drawn.
 
@@ -312,12 +313,12 @@ def stream(
     Raises:
         DataError: `load_release` refuses the folder, the release has no networks, its networks
             do not match `privacy.json`, or the entry `stream` of its card is invalid.
-        ConfigError: `batch` is below 1, or `seed` is below 0.
+        ConfigError: `batch` or `seed` is not a whole number, `batch` is below 1, or `seed` is
+            below 0.
     """
-    if batch < 1:
-        raise ConfigError(f"batch={batch}: expected 1 or more")
-    if seed is not None and seed < 0:
-        raise ConfigError(f"seed={seed}: expected 0 or more")
+    for name, value, least in (("batch", batch, 1), ("seed", seed or 0, 0)):
+        if not isinstance(value, int | np.integer) or value < least:
+            raise ConfigError(f"{name}={value}: expected a whole number, {least} or more")
     release = load_release(path)
     folder = release.path
     if "stream" not in release.card:

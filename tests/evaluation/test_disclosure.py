@@ -166,6 +166,12 @@ def test_one_copy_in_a_hundred_raises_the_alarm(pool, copied, loud):
     )
 
 
+def test_mirrored_copies_raise_the_alarm(pool):
+    release, train, holdout = split(pool, 0, 20)
+    mirrored = ImageSet(release.images[:, :, ::-1].copy(), release.labels, release.classes)
+    assert disclosure(mirrored, train, holdout, PIXELS)["rings"]
+
+
 def test_a_person_is_one_unit_as_near_as_the_nearest_image(pool):
     release, train, holdout = split(pool, 0, 0)
     people = [

@@ -243,10 +243,12 @@ def test_a_release_without_networks_names_what_to_do(digits, tmp_path):
     folder = write_release(tmp_path / "release", digits)
     with pytest.raises(DataError, match=r"use its 40 images .* with synthesize\.stream: true"):
         sfumato.stream(folder)
-    with pytest.raises(ConfigError, match="batch=0: expected 1 or more"):
+    with pytest.raises(ConfigError, match="batch=0: expected a whole number, 1 or more"):
         sfumato.stream(folder, batch=0)
-    with pytest.raises(ConfigError, match="seed=-1: expected 0 or more"):
+    with pytest.raises(ConfigError, match="seed=-1: expected a whole number, 0 or more"):
         sfumato.stream(folder, seed=-1)
+    with pytest.raises(ConfigError, match=r"batch=2\.5: expected a whole number"):
+        sfumato.stream(folder, batch=2.5)
 
 
 @pytest.mark.parametrize(
