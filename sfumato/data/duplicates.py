@@ -3,10 +3,14 @@
 This is so if some of them are already counted under another dataset id. It is also so if budget was
 spent on some of them, and they are now assigned to other groups. The settings
 `data.different_people` and `data.other_groups` permit such images.
+
+Also refuse images on which budget was spent, if they move between the sensitive images and the
+hold-out.
 """
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -62,11 +66,9 @@ def refuse_another_id(home: Path, fresh: Path, shape: tuple[int, int, int], orig
             )
 
 
-def by_content(home: Path) -> np.ndarray:
-    """Return a hash of each image of a set, (n,) uint64."""
-    every = chain.from_iterable(
-        digests(load_array(home / part / IMAGES)) for part in (SENSITIVE, HOLDOUT)
-    )
+def by_content(home: Path, parts: Sequence[str] = (SENSITIVE, HOLDOUT)) -> np.ndarray:
+    """Return a hash of each image in some parts of a set, (n,) uint64."""
+    every = chain.from_iterable(digests(load_array(home / part / IMAGES)) for part in parts)
     return np.fromiter((int.from_bytes(value[:8], "big") for value in every), np.uint64)
 
 
@@ -103,6 +105,42 @@ def looks(home: Path, most: int | None = None) -> Iterator[np.ndarray]:
             ]
             small = np.array(thumbnails) - np.mean(thumbnails, axis=1, keepdims=True)
             yield small / np.maximum(np.linalg.norm(small, axis=1, keepdims=True), 1e-9)
+
+
+def refuse_another_split(
+    home: Path, fresh: Path, version: str, journal: Journal, images: str
+) -> None:
+    """Raise ConfigError if charged images move between the sensitive images and the hold-out.
+
+    An earlier release would then be tested on images from which it was made. Images in both parts,
+    and images that were added or removed, are ignored. The split of any charge may be restored.
+
+    home, fresh: folders of the earlier and of the new images of this version;
+    images: fingerprint of the new sensitive images.
+    """
+    charged = {
+        entry["images"]
+        for entry in journal.entries()
+        if "images" in entry and entry["record"]["data_version"] == version
+    }
+    if not charged or images in charged:
+        return
+    moved: set[int] = set()
+    with suppress(DataError):  # the earlier images are damaged, so they cannot be compared
+        (old, old_held), (new, new_held) = (
+            [set(by_content(folder, [part]).tolist()) for part in (SENSITIVE, HOLDOUT)]
+            for folder in (home, fresh)
+        )
+        moved = (old - old_held) & (new_held - new) | (old_held - old) & (new - new_held)
+    if moved:
+        raise ConfigError(
+            f"data.dataset_id={home.name}: budget was already spent on version {version} of these "
+            "images, and some of them would now move between the training images and the hold-out. "
+            "A release would then be tested on images from which it was made. Restore what decided "
+            "about the hold-out: data.holdout_fraction, the ids of data.groups, or the folders "
+            "train/ and test/. To keep the change, set a new data.version: every query then spends "
+            "again"
+        )
 
 
 def refuse_regrouping(data: Data, home: Path, fresh: Path, journal: Journal) -> None:

@@ -32,7 +32,12 @@ import numpy as np
 
 from sfumato.data.cards import CARD, Card, PublicCard, card_text, dataset_directory, read_card
 from sfumato.data.decoding import with_progress
-from sfumato.data.duplicates import ORIGIN, refuse_another_id, refuse_regrouping
+from sfumato.data.duplicates import (
+    ORIGIN,
+    refuse_another_id,
+    refuse_another_split,
+    refuse_regrouping,
+)
 from sfumato.data.groups import GroupIndex, refuse_crowd
 from sfumato.data.images import COMPARED_FILE, ImageSet, ImageWriter, load_images
 from sfumato.data.left_out import LEFT_OUT, still_broken, texts_left_out
@@ -48,7 +53,7 @@ from sfumato.settings.data import GROUP, IMAGE, SEVERAL, Data, Public, is_url
 from sfumato.settings.sources import OF_THE_OWNER
 from sfumato.storage.artifacts import Artifact, writing
 from sfumato.storage.digest import canonical
-from sfumato.storage.documents import quoted
+from sfumato.storage.documents import quoted, read_json
 from sfumato.storage.files import (
     clear_leftovers,
     entries_below,
@@ -69,6 +74,9 @@ PREPARE_REVISION = 2  # raise this if the same source is stored differently than
 LISTING = "listing"  # file with a keyed digest of the source's files; private
 # File with the random version that the images got while data.version was not set
 UNNAMED = "unnamed"
+# File with the settings in CONVERSION that were used for each version of the images; private
+CONVERTED = "converted.json"
+CONVERSION = {"fit", "range"}  # settings that cards state, but no plan digest covers
 
 
 @naming_archives()
@@ -89,9 +97,10 @@ def prepare_sensitive(
     convert shards, see `read_shards`.
 
     Raises ConfigError or DataError if the source cannot be used (see `sources.read_source`), if the
-    same images are already counted under another id, or if charged images would change their groups
-    and the owner has not confirmed this (`data.other_groups`). The older set and card are then
-    unchanged. Raises BudgetError if the journal is lost or invalid.
+    same images are already counted under another id, if charged images would move between the
+    sensitive images and the hold-out, or if they would change their groups and the owner has not
+    confirmed this (`data.other_groups`). The older set and card are then unchanged. Raises
+    BudgetError if the journal is lost or invalid.
     """
     home = dataset_directory(state, data.name)
     for directory in (state, home.parent, state / "keys"):
@@ -101,6 +110,7 @@ def prepare_sensitive(
     with holding(file_lock(home.with_name(f".{home.name}.lock"))):
         clear_leftovers(home)  # leftovers may include images of a person who has withdrawn
         key = secret_key(state, data.name)
+        converted = conversions(data, home, journal)
         listing = listing_of(data, key)
         if listing is not None and (same := prepared_from(home, listing, data, state)) is not None:
             # Compute the fingerprint if the last process was killed before computing it
@@ -129,10 +139,15 @@ def prepare_sensitive(
             origin = {"source": data.source, "path": data.path and resolved(data.path)}
             if not data.different_people:
                 refuse_another_id(home, fresh, image_set.shape, origin)
+            if kept_version(home) == public.version:
+                images = fingerprint(image_set, key)
+                refuse_another_split(home, fresh, public.version, journal, images)
             refuse_regrouping(data, home, fresh, journal)
             text = card_text(public.content())
             write_local(fresh / CARD, text)
+            converted[public.version] = data.model_dump(mode="json", include=CONVERSION)
             private = {ORIGIN: json.dumps(origin), LISTING: listing, UNNAMED: unnamed}
+            private[CONVERTED] = json.dumps(converted)
             for name, content in (private | texts_left_out(source)).items():
                 if content:
                     write_local(fresh / name, content.encode())
@@ -276,6 +291,29 @@ def unnamed_version(home: Path) -> str | None:
     if version is not None and re.fullmatch("[0-9a-f]{16}", version):
         return version
     return None
+
+
+def conversions(data: Data, home: Path, journal: Journal) -> dict[str, dict]:
+    """Return the settings in CONVERSION that were used for each version of the images.
+
+    Versions that were prepared only by older programs are missing. Raises ConfigError if budget was
+    spent on the version in `data` with other settings: its releases would be restored at no cost,
+    and their cards would describe pictures from which they were not made.
+    """
+    converted: dict[str, dict] = {}
+    if (home / CONVERTED).is_file():
+        converted = read_json(home / CONVERTED)
+    version = data.version or unnamed_version(home) or kept_version(home) or ""
+    now = data.model_dump(mode="json", include=CONVERSION)
+    before = converted.get(version, now)
+    if before != now and any(one["data_version"] == version for one in journal.records()):
+        earlier = ", ".join(f"data.{key}: {json.dumps(before[key])}" for key in sorted(before))
+        raise ConfigError(
+            f"data.fit or data.range has changed, but budget was already spent on data.version="
+            f"{version}, which was prepared with {earlier}. Restore these settings. To use the "
+            "new ones, set a new data.version: every query then spends again"
+        )
+    return converted
 
 
 def kept_version(home: Path) -> str | None:

@@ -14,7 +14,7 @@ from sfumato.evaluation.detector import detections
 from sfumato.evaluation.disclosure import disclosure, membership
 from sfumato.evaluation.extractors import Extractor, build_extractor
 from sfumato.evaluation.holdout import without_copies, without_repeats
-from sfumato.evaluation.identity import identity
+from sfumato.evaluation.identity import identity, made_from_others
 from sfumato.evaluation.metrics.fidelity import chosen_metrics
 from sfumato.evaluation.plots import plot_detected, plot_neighbours
 from sfumato.evaluation.public_student import public_extractor, score_students
@@ -25,9 +25,10 @@ from sfumato.evaluation.scores import (
     looked_at,
     released_accuracy,
 )
-from sfumato.evaluation.verdict import classifier_rows, verdict
+from sfumato.evaluation.verdict import classifier_rows, unjudged, verdict
 from sfumato.features.teacher_network import ImageClassifier, load_teacher_network
 from sfumato.privacy.authorize import open_local
+from sfumato.privacy.odometer import Odometer
 from sfumato.privacy.resolved import StagePlan
 from sfumato.release.release import generated_images, plain_images, requested_agreement
 from sfumato.release.stream import further_images
@@ -49,6 +50,14 @@ MOST_DRAWN = 10_000  # Maximum number of images drawn from released networks to 
 NOT_BY_CHANCE = (
     "The hold-out was provided, not drawn at random, so it may differ from the training images for "
     "reasons other than copying."
+)
+OTHER_IMAGES = (
+    "the training images are not the same as when this release was made, so the hold-out may "
+    "contain images from which the release was made. Accuracies on such images are too high, so "
+    "there is no verdict and no test for copies. If you have changed data.holdout_fraction, "
+    "another setting of data, or the files of the images, undo the change, then run `stage prepare "
+    "sensitive` and `stage evaluate`. To keep the change, set a new data.version and pay for a new "
+    "release. If you have only removed or added images, the accuracies remain valid"
 )
 
 
@@ -88,7 +97,13 @@ def evaluate_folder(
     metrics["warnings"] = copied + limits + metrics["warnings"]
     key = secret_key(state, plan.dataset_id)
     metrics["identity"] = identity(plan, key, card.version, train, holdout, extractor, release)
-    measured = bool(classifier_rows(metrics[RELEASE]))  # False if the hold-out was `unusable`
+    artifacts = (release, *classifiers.values())
+    odometer = Odometer(state, plan.dataset_id)
+    changed = made_from_others(artifacts, odometer, metrics["identity"]["data"])
+    if changed:
+        metrics["warnings"].append(OTHER_IMAGES)
+    # If False, the last warning gives the reason. There are no rows if the hold-out is `unusable`
+    measured = not changed and bool(classifier_rows(metrics[RELEASE]))
     chosen = chosen_metrics(plan.settings) if measured else ()
     compared = without_repeats(train, held_out) if copied and measured else (train, holdout)
     for name, network in networks.items() if measured else ():
@@ -107,7 +122,10 @@ def evaluate_folder(
         if card.split == "official":
             metrics["disclosure"]["sentence"] += f" {NOT_BY_CHANCE}"
     metrics |= labelling_of(synthetic, release)
-    metrics["verdict"] = verdict(metrics, holdout.labels, len(plan.classes), holdout.groups)
+    if measured:
+        metrics["verdict"] = verdict(metrics, holdout.labels, len(plan.classes), holdout.groups)
+    else:
+        metrics["verdict"] = unjudged(metrics["warnings"][-1])
     keep_private(out)
     # Remove old pictures, because this evaluation may not draw new ones in their place
     for picture in ("accuracy.png", "detected.png"):

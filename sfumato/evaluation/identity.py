@@ -1,13 +1,16 @@
 """Identify evaluations, and store their numbers privately."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from sfumato.data.images import ImageSet
 from sfumato.data.prepare import fingerprint
 from sfumato.evaluation.extractors import Extractor
+from sfumato.privacy.ledger import records_in
+from sfumato.privacy.odometer import Odometer
 from sfumato.privacy.resolved import StagePlan
 from sfumato.settings.evaluate import Evaluate
+from sfumato.storage.artifacts import PRIVACY
 from sfumato.storage.digest import md5_of_folder
 from sfumato.storage.files import json_text, replace_private
 
@@ -52,3 +55,12 @@ def identity(
         "training": f"light, {amount}, last epoch",
         "release": md5_of_folder(release),
     }
+
+
+def made_from_others(artifacts: Iterable[Path], odometer: Odometer, images: str) -> bool:
+    """Return whether any of the artifacts depends on a charge that was opened on other images.
+
+    images: fingerprint of the training images as they are now.
+    """
+    behind = {record["id"] for folder in artifacts for record in records_in(folder / PRIVACY)}
+    return any(run.record["id"] in behind and run.drew_others(images) for run in odometer.charges())

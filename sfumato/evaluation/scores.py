@@ -87,7 +87,7 @@ def evaluate_release(
     if why is not None:
         warnings.append(
             f"nothing was measured, because {why}. Put more pictures into test/, or raise "
-            "data.holdout_fraction"
+            "data.holdout_fraction before the next release"
         )
         return metrics
     for name, classifier, row in accuracies(trained_on, holdout, config, progress):

@@ -59,6 +59,17 @@ def classifier_rows(values: Mapping) -> dict[str, dict]:
     return {name: row for name, row in values.items() if isinstance(row, dict) and "mean" in row}
 
 
+def unjudged(reason: str) -> Verdict:
+    """Return the verdict on a release that nothing can judge. reason: without its full stop."""
+    return {
+        "level": UNJUDGED,
+        "learned": None,
+        "accuracy": {},
+        "balanced_accuracy": {},
+        "sentence": f"{UNJUDGED}: {reason}.",
+    }
+
+
 def verdict(
     metrics: Mapping[str, Any], labels: np.ndarray, classes: int, groups: np.ndarray | None = None
 ) -> Verdict:
@@ -73,19 +84,11 @@ def verdict(
 
     Returns {"level", "sentence", "learned", "accuracy", "balanced_accuracy"}. "level" is one of
     VERDICT_LEVELS, "unknown" if classifiers learn nothing even from real images, or UNJUDGED if the
-    hold-out is `unusable` or has too few images of a class. "learned" is the learned share, or None
-    if the level is "unknown" or UNJUDGED. "accuracy" and "balanced_accuracy" map names to shares in
-    [0, 1]. Possible names are "chance", "majority class", "release", "teacher", "student" and
-    "real". Unknown shares are left out.
+    hold-out has too few images of a class. "learned" is the learned share, or None if the level is
+    "unknown" or UNJUDGED. "accuracy" and "balanced_accuracy" map names to shares in [0, 1].
+    Possible names are "chance", "majority class", "release", "teacher", "student" and "real".
+    Unknown shares are left out.
     """
-    if not classifier_rows(metrics["release"]):
-        return {
-            "level": UNJUDGED,
-            "learned": None,
-            "accuracy": {},
-            "balanced_accuracy": {},
-            "sentence": f"{UNJUDGED}: {metrics['warnings'][-1]}.",
-        }
     present = per_class(labels, classes)
     rows = guesses(present, labels) | {"release": best(metrics["release"])}
     rows |= {name: metrics[name] for name in HANDED_OUT if name in metrics}

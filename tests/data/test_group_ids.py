@@ -503,9 +503,10 @@ def test_new_patients_and_renamed_groups_keep_the_lifetime(clinic):
     clinic.prepare(path=str(first), groups=clinic.write(clinic.rows[:60]))
     clinic.spend()
     clinic.prepare(groups=clinic.write(clinic.rows))
-    clinic.prepare(
-        groups=clinic.write([(name, f"another-{patient}") for name, patient in clinic.rows])
-    )
+    renamed = clinic.write([(name, f"another-{patient}") for name, patient in clinic.rows])
+    with pytest.raises(ConfigError, match="would now move between"):  # ids decide the hold-out
+        clinic.prepare(groups=renamed)
+    clinic.prepare(groups=renamed, version="2")
     assert (
         Odometer(clinic.state, "clinic").complete()
         and len(Journal(clinic.state, "clinic").entries()) == 2

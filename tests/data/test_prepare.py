@@ -21,6 +21,7 @@ from sfumato.data import duplicates, prepare
 from sfumato.data.cards import PublicCard, read_card, read_public_card, write_no_public
 from sfumato.data.images import ImageSet
 from sfumato.data.prepare import (
+    CONVERTED,
     fingerprint,
     is_held_out,
     prepare_public,
@@ -31,6 +32,7 @@ from sfumato.data.prepare import (
 from sfumato.data.sources import Source, read_public
 from sfumato.data.store import load_prepared, load_public
 from sfumato.errors import ConfigError, DataError
+from sfumato.planning.folder import resolve_project
 from sfumato.settings.data import Data, Public
 from sfumato.settings.sources import SOURCES, SourceKind
 from sfumato.storage.artifacts import read_artifact
@@ -166,6 +168,55 @@ def test_the_card_is_the_same_before_and_after_a_withdrawal(owner, images, tmp_p
     assert Owner(tmp_path / "other").prepare(images).version != version
 
 
+def test_charged_images_stay_in_or_out_of_the_hold_out(owner, images):
+    """Otherwise, a release would be tested on images from which it was made."""
+    owner.prepare(images, holdout_fraction=0.6)
+    version = owner.prepare(images).version  # nothing is spent yet
+    drawn = fingerprint(owner.part("sensitive"), KEY)
+    record = {"id": "x", "data_version": version}
+    Journal(owner.state, "set").append("open", images=drawn, record=record)
+    owner.prepare(images[9:])
+    owner.prepare(np.concatenate([images, images[:50] ^ 1]))
+    before = owner.files()
+    for fraction in (0.1, 0.6):
+        with pytest.raises(ConfigError, match=rf"version {version}.*set a new data\.version"):
+            owner.prepare(images, holdout_fraction=fraction)
+        owner.prepare(np.concatenate([images, images[:50] ^ 1]))
+        assert owner.files().keys() == before.keys()
+    owner.prepare(images, holdout_fraction=0.6, version="2")
+    owner.prepare(images, holdout_fraction=0.6)  # `stage evaluate` recognises this change
+    owner.prepare(images)
+    assert fingerprint(owner.part("sensitive"), KEY) == drawn
+    (owner.state / "data/set/sensitive/images.npy").write_bytes(b"damaged")
+    owner.prepare(images[9:])
+
+
+def test_charged_images_are_not_converted_in_another_way(owner, images, tmp_path):
+    """Otherwise, the card would describe pictures from which the release was not made."""
+    owner.prepare(images, fit="pad")
+    version = owner.prepare(images).version  # nothing is spent yet
+    journal = Journal(owner.state, "set")
+    journal.append("open", record={"id": "x", "data_version": version})
+    before = owner.files()
+    refusal = rf'version={version}, .* data\.fit: "crop".*set a new data\.version'
+    with pytest.raises(ConfigError, match=refusal):
+        owner.prepare(images, fit="pad")
+    assert owner.files() == before
+    owner.prepare(images[9:])  # withdrawn images do not matter
+    owner.prepare(images, fit="pad", version="2")
+    with pytest.raises(ConfigError, match=refusal):
+        owner.prepare(images, fit="pad")
+    params = {"data": {"dataset_id": "set", "source": "npz", "path": str(owner.file), "fit": "pad"}}
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump({"recipe": "dp-merf", **params}))
+    (tmp_path / "data/sensitive").mkdir(parents=True)
+    owner.card.rename(tmp_path / "data/sensitive/card.json")
+    with pytest.raises(ConfigError, match=refusal):
+        resolve_project(tmp_path, owner.state, Path("params.yaml"), dry_run=True)
+    journal.append("open", record={"id": "y", "data_version": "2"})
+    (owner.state / "data/set" / CONVERTED).unlink()  # an older version kept no such record
+    owner.prepare(images, version="2")
+
+
 def test_the_owner_names_the_version_of_the_images(owner, images):
     first = owner.prepare(images).version
     assert owner.prepare(images, version="2026-11").version == "2026-11" != first
@@ -234,9 +285,9 @@ def test_only_the_owner_may_read_what_is_stored(owner, images, monkeypatch):
     assert all(
         stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600) for path in found
     )
-    # two parts of two files, card, origin, fingerprint, version without a name, key; journal and
-    # its key; access log
-    assert sum(path.is_file() for path in found) == 12
+    # two parts of two files, card, origin, fingerprint, version without a name, conversions, key;
+    # journal and its key; access log
+    assert sum(path.is_file() for path in found) == 13
     monkeypatch.setattr(
         Path, "chmod", Mock(side_effect=PermissionError(1, "Operation not permitted"))
     )

@@ -10,13 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from small_record import small_record
 
 from sfumato.data.images import ImageSet, save_images
 from sfumato.data.prepare import card_text
 from sfumato.data.store import Card, read_card
 from sfumato.evaluation import evaluate as library
 from sfumato.evaluation.tables import read_local, tables_of
+from sfumato.privacy.events import Mechanism
 from sfumato.privacy.ledger import build_ledger, ledger_text
+from sfumato.privacy.odometer import OPEN, Odometer
 from sfumato.privacy.resolved import read_stage_plan
 from sfumato.storage.artifacts import writing
 from sfumato.storage.records import Records
@@ -69,8 +72,8 @@ def terminal(desk):
     desk.terminal = True
 
 
-def release(digits, rows, labels=None):
-    with writing(Path("artifacts/synthesize"), "synthesize") as directory:
+def release(digits, rows, labels=None, records=()):
+    with writing(Path("artifacts/synthesize"), "synthesize", (), records) as directory:
         labels = digits.labels[rows] if labels is None else labels
         save_images(directory, ImageSet(digits.images[rows], labels, digits.classes))
 
@@ -265,6 +268,42 @@ def test_the_verdict_tells_a_release_of_noise_from_one_of_digits(evaluate, digit
     evaluate(fidelity=[], epochs=12)
     found = measured()["verdict"]
     assert found["level"] == "useless" and "do not rely on it" in found["sentence"]
+
+
+@pytest.mark.parametrize(
+    ("images", "behind", "judged"),
+    [("the same", True, True), ("others", True, False), ("others", False, True)],
+)
+def test_a_release_of_other_images_is_not_judged(desk, evaluate, digits, images, behind, judged):
+    """If data.holdout_fraction was raised, the release depends on images of the new hold-out."""
+    record = small_record(1, Mechanism(noise_multiplier=5))
+    release(digits, slice(900, 1200), records=[record] * behind)
+    if images == "the same":
+        images = Path("state/data/digits/fingerprint").read_text()
+    Odometer(Path("state"), "digits").append(OPEN, images=images, record=record)
+    evaluate(extractor="pixels", fidelity=["disclosure"])
+    found = measured()
+    titles = [table.title for table in tables_of(found)]
+    assert titles and any(title.startswith("The best") for title in titles) is judged
+    assert ("used for training" in json.dumps(found)) is judged
+    assert (found["verdict"]["sentence"] != f"cannot be judged: {library.OTHER_IMAGES}.") is judged
+    assert (library.OTHER_IMAGES not in found["warnings"]) is judged
+
+
+def test_the_verdict_counts_persons_not_images(evaluate, digits, monkeypatch):
+    """With one person per class, 30 % is not clearly better than guessing."""
+    monkeypatch.setattr("sfumato.evaluation.verdict.FEWEST_OF_A_CLASS", 1)
+    release(digits, digits.labels < 3)
+    evaluate(fidelity=[])
+    assert measured()["verdict"]["level"] == "poor"
+    card = card_text(asdict(replace(read_card(CARD), unit="group")))
+    for folder in (CARD.parent, Path("state/data/digits")):
+        (folder / "card.json").write_bytes(card)
+    for part in ("sensitive", "holdout"):
+        folder = Path("state/data/digits") / part
+        np.save(folder / "groups.npy", np.load(folder / "labels.npy"))
+    evaluate(fidelity=[])
+    assert measured()["verdict"]["level"] == "useless"
 
 
 @pytest.mark.parametrize(
