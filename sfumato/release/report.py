@@ -186,9 +186,7 @@ def what_was_released(artifact: Artifact) -> Facts:
                 if key in WORDS["about"]
             },
             "kinds": [(name, grouped(number)) for name, number in card["kinds"].items()],
-            "grid": picture(
-                artifact.path / "grid.png", "", "Up to ten images of each class"
-            ),
+            "grid": picture(artifact.path / "grid.png", "", "Up to ten images of each class"),
         }
 
 
