@@ -103,7 +103,7 @@ def membership(release: ImageSet, sensitive: ImageSet, holdout: ImageSet) -> lis
             found[own == label] = -nearest_rows(pixels[own == label], known[labels == label])[1]
         near.append(found)
     kind = "distance to the nearest" + (" of its class" if release.labels.ndim == 1 else "")
-    attacks = [score(kind, *near, persons=persons)]
+    attacks = [score(kind, near[0], near[1], persons)]
     if len(np.unique(labels)) > 1:
         model = LogisticRegression(max_iter=200).fit(known, labels)
         column = {label: i for i, label in enumerate(model.classes_)}
@@ -118,7 +118,7 @@ def membership(release: ImageSet, sensitive: ImageSet, holdout: ImageSet) -> lis
                     ]
                 )
             )
-        attacks.append(score("a classifier's confidence in its label", *sure, persons=persons))
+        attacks.append(score("a classifier's confidence in its label", sure[0], sure[1], persons))
     return attacks
 
 
