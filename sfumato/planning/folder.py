@@ -17,6 +17,7 @@ from sfumato.data.cards import (
 )
 from sfumato.data.prepare import (
     LISTING,
+    conversions,
     expected_public,
     listing_of,
     prepare_sensitive,
@@ -73,7 +74,11 @@ def resolve_project(
         raise ConfigError("dvc.yaml was outdated and has been updated: run `dvc repro` again")
     if loaded.runs("synthesize") and "parquet" in loaded.synthesize.export:
         check_parquet()  # checked before anything is spent
+    # Public models are read before any sensitive file, so that logs contain the error
+    inputs = [one for name in loaded.run for one in STAGES[name].inherited(folder, loaded, state)]
     card, prepared = card_of_plan(folder, loaded, state, dry_run, say)
+    odometer = Odometer(state, card.dataset_id)
+    conversions(loaded.data, dataset_directory(state, card.dataset_id), odometer)  # may refuse
     # Only the owner may learn whether pictures changed
     if see is not None and (note := changed_pictures(folder, loaded, state)):
         see(note)
@@ -84,14 +89,12 @@ def resolve_project(
             "set privacy.unit: group and data.groups. If not, set privacy.unit: image. Reports "
             "then state that, as you confirmed, no two images show the same person"
         )
-    public_card, inputs, public_prepared = public_of_plan(folder, loaded, card, state, dry_run, say)
+    public_card, behind, public_prepared = public_of_plan(folder, loaded, card, state, dry_run, say)
     ready = {"prepare sensitive": prepared, "prepare public": public_prepared}
-    for name in loaded.run:
-        inputs += STAGES[name].inherited(folder, loaded, state)
-    inherited = list(merge_records(inputs).values())
+    inherited = list(merge_records([*behind, *inputs]).values())
     past = known_past(state, card, folder, declared_size=loaded.privacy.declared_size)
     seen = Seen()
-    if Odometer(state, card.dataset_id).head() is not None:
+    if odometer.head() is not None:
         seen = seen_in_project(card.dataset_id, folder, state)
     return ProjectPlan(
         **vars(make_plan(loaded, card, public_card, past.runs, inherited)),

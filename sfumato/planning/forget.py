@@ -14,7 +14,7 @@ from filelock import Timeout
 
 from sfumato.data.cards import dataset_directory
 from sfumato.data.duplicates import ORIGIN
-from sfumato.data.prepare import UNNAMED
+from sfumato.data.prepare import CONVERTED, UNNAMED
 from sfumato.data.sources.packed import remove_unpacked
 from sfumato.data.survey import CACHE
 from sfumato.errors import BudgetError, explained
@@ -25,9 +25,9 @@ from sfumato.storage.in_use import unused
 from sfumato.storage.locks import file_lock, holding
 
 FORGOTTEN = "forget"  # purpose of the entry in the journal
-# These files are kept, to detect a second name for the same folder or a second version of the same
-# images
-STAYS = (ORIGIN, UNNAMED)
+# These files are kept, to detect a second name for the same folder, a second version of the same
+# images, or other settings for the same version
+STAYS = (CONVERTED, ORIGIN, UNNAMED)
 # These files are deleted whenever a dataset is forgotten, because commands for any dataset may have
 # written them. Versions before 0.4 wrote looked.json
 CACHES = (CACHE, "looked.json", "printed.txt", "refused.txt")

@@ -125,7 +125,7 @@ def test_no_byte_of_a_picture_remains_after_forget(desk):
     assert {path.relative_to("state").parts[0] for path in left} <= {
         *("odometer", "keys", "data", "cache", "released", "access.jsonl")
     }
-    assert {path.name for path in COPY.iterdir()} == {"origin.json", "unnamed"}
+    assert {path.name for path in COPY.iterdir()} == {"converted.json", "origin.json", "unnamed"}
     assert not any(Path(name).exists() for name in ("metrics.json", "evaluation", "data/sensitive"))
     assert Path("artifacts/synthesize/images.npy").exists()
     assert desk.journal[:-1] == before and desk.journal[-1]["purpose"] == library.FORGOTTEN
@@ -400,7 +400,7 @@ def test_latents_are_not_made_of_forgotten_images(desk, before):
     before("sfumato.privacy.authorize.use_until_the_end", forget)
     with pytest.raises(DataError, match="no prepared images"):
         ensure("another encoder")
-    assert {path.name for path in COPY.iterdir()} == {"origin.json", "unnamed"}
+    assert {path.name for path in COPY.iterdir()} == {"converted.json", "origin.json", "unnamed"}
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import fresh_imports
 import numpy as np
@@ -19,7 +20,8 @@ from small_lock import write_lock
 from small_record import small_record
 from typer.testing import CliRunner
 
-from sfumato.errors import SfumatoError
+from sfumato.errors import ConfigError, SfumatoError
+from sfumato.planning.folder import resolve_project
 from sfumato.privacy.events import Mechanism
 from sfumato.release.synthesizer import load_synthesizer
 from sfumato.settings.recipes import load_params, overlaid
@@ -74,6 +76,15 @@ def set_up(repository: Path, directory: Path, recipe: str, **more) -> None:
     # `evaluate` takes the longest
     content.setdefault("run", [name for name in stages if name != "evaluate"])
     (repository / "params.yaml").write_text(yaml.safe_dump(content))
+
+
+def test_a_missing_model_is_reported_before_images_are_listed(repository, monkeypatch):
+    """Otherwise, without a terminal, the reason would be withheld."""
+    data = {"dataset_id": "own", "source": "npz", "path": "source.npz", "size": 8, "channels": 1}
+    set_up(repository, Path("missing"), "dp-finetune", data=data)
+    monkeypatch.setattr("sfumato.errors.watchers", [Mock(side_effect=AssertionError)])
+    with pytest.raises(ConfigError, match=r"model\.directory=.* does not exist"):
+        resolve_project(repository, repository / "state", Path("params.yaml"), dry_run=True)
 
 
 RUN = [name for name in STAGES if name not in ("classifier", "select", "evaluate")]
