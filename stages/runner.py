@@ -161,7 +161,8 @@ def standing(name: str) -> str:
     own, *later = ((seconds[one] or 0.0) / 60 for one in coming)
     return (
         f"stage {place + 1} of {len(names)}, {name}: about {own:.0f} min, then about "
-        f"{sum(later):.0f} min for later stages; {spent_before(coming)}{picture(names[:place])}"
+        f"{sum(later):.0f} min for later stages; {spent_before(coming)}"
+        f"{newest_picture(names[:place])}"
     )
 
 
@@ -179,7 +180,7 @@ def spent_before(coming: Collection[str]) -> str:
     return f"ε = {spent:.2f} of {budget['target']:g} spent so far"
 
 
-def picture(before: Collection[str]) -> str:
+def newest_picture(before: Collection[str]) -> str:
     """Point to the newest picture of the stages in `before`, if there is one."""
     file = PREVIEW
     if "synthesize" in before:

@@ -40,30 +40,30 @@ def place_of(file: PictureFile) -> list[str | int | None]:
     its position.
     """
     if isinstance(file, Path):
-        return [quoted(file)]
+        return [to_url(file)]
     if isinstance(file, Slice):
-        return [quoted(file.path), file.number, file.axis]
-    return [quoted(file.shard), file.start, file.size, quoted(file.name)]
+        return [to_url(file.path), file.number, file.axis]
+    return [to_url(file.shard), file.start, file.size, to_url(file.name)]
 
 
-def quoted(path: Path | str) -> str:
+def to_url(path: Path | str) -> str:
     """Escape a path as in a URL, so that JSON can store a name that is not valid UTF-8."""
     return quote(str(path), errors="surrogateescape")
 
 
-def unquoted(text: str) -> str:
+def from_url(text: str) -> str:
     return unquote(text, errors="surrogateescape")
 
 
 def file_at(path: str, *within: Any) -> PictureFile:
     """Return the picture that `place_of` encoded."""
-    place = Path(unquoted(path))
+    place = Path(from_url(path))
     if not within:
         return place
     if len(within) == 2:
         return Slice(place, *within)
     start, size, name = within
-    return Member(place, start, size, unquoted(name))
+    return Member(place, start, size, from_url(name))
 
 
 def still_broken(home: Path, data: Data) -> bool:

@@ -72,7 +72,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Seen:
-    """What a project and the kept releases show of the journal of a dataset.
+    """Entries of a dataset's journal to which a project and the kept releases refer.
 
     names: record ids and heads in ledgers, artifacts and kept releases. The journal must contain
     all of them;

@@ -114,9 +114,9 @@ class OwnCharge:
             )
         bound = work.max_norm
         if max_norm is not None:
-            bound = plain(max_norm)
+            bound = unboxed(max_norm)
         check_norm(name, bound, work.max_norm)
-        size = plain(size)
+        size = unboxed(size)
         if type(size) is not int or size < 1:
             raise ConfigError(
                 f"{name}: size={size!r} is not a number of images: give a whole number, at least 1"
@@ -179,7 +179,7 @@ def trial_images(card: Card) -> tuple[Tensor, Tensor]:
     return torch.rand(PROBES, *card.shape, generator=torch.Generator().manual_seed(0)), labels
 
 
-def plain(value: Any) -> Any:
+def unboxed(value: Any) -> Any:
     """Return a number of NumPy as a number of Python, and any other value unchanged."""
     if isinstance(value, np.generic):
         return value.item()
@@ -244,10 +244,10 @@ def open_charge(
     state = Path(state).expanduser().absolute()  # the block may change the current folder
     card = Path(card).expanduser().absolute()
     policy = authorize.SpendingPolicy(
-        delta=checked_delta(plain(delta), plain(size_hint)),
-        lifetime_epsilon=plain(lifetime_epsilon),
+        delta=checked_delta(unboxed(delta), unboxed(size_hint)),
+        lifetime_epsilon=unboxed(lifetime_epsilon),
     )
-    max_norm = plain(max_norm)
+    max_norm = unboxed(max_norm)
     check_norm(name, max_norm)
     public = read_card(card)
     once = secrets.token_hex(16)  # each call counts as different work
@@ -256,7 +256,7 @@ def open_charge(
         plan=once,
         settings=once,
         mechanism=Mechanism(
-            noise_multiplier=plain(sigma), sample_rate=plain(sample_rate), uses=plain(uses)
+            noise_multiplier=unboxed(sigma), sample_rate=unboxed(sample_rate), uses=unboxed(uses)
         ),
         max_norm=max_norm,
         released="sums of a query of one's own",

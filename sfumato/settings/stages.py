@@ -43,12 +43,12 @@ def declared() -> Iterator[Stage]:
         yield import_module(f"stages.{name}").STAGE
     names = [*NAMES]
     for point in entry_points(group=OTHER_PACKAGES):
-        stage = loaded(point, names)
+        stage = load_entry(point, names)
         names.append(stage.name)
         yield stage
 
 
-def loaded(point: EntryPoint, names: Collection[str]) -> Stage:
+def load_entry(point: EntryPoint, names: Collection[str]) -> Stage:
     """Load the stage of another package. Raises ConfigError if this fails, or if its name is one of
     `names`.
     """

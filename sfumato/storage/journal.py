@@ -266,11 +266,11 @@ class Journal:
                 os.ftruncate(descriptor, last)
             try:
                 # False if the disk is full: the next append cuts off the incomplete line
-                whole = os.write(descriptor, line) == len(line)
+                complete = os.write(descriptor, line) == len(line)
                 os.fsync(descriptor)
             except OSError:
-                whole = False
-            if not whole:
+                complete = False
+            if not complete:
                 raise BudgetError(
                     f"{self.path} could not be written completely: free space on its disk, and run "
                     "the command again"
