@@ -244,10 +244,12 @@ def listing_of(data: Data, key: bytes) -> str | None:
 
 def decisive(data: Data) -> dict[str, object]:
     """Return everything, except for the files themselves, that decides how images are stored."""
+    # Revision 3: slices of a volume without an id belong to one person
+    sliced = data.groups is not None and data.groups.alone
     return {
         "data": data.model_dump(mode="json"),
         "path": data.path and resolved(data.path),
-        "revision": PREPARE_REVISION,
+        "revision": PREPARE_REVISION + sliced,
     }
 
 
