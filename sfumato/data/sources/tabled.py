@@ -27,6 +27,7 @@ from sfumato.data.tables import (
 from sfumato.data.volumes import is_volume
 from sfumato.errors import UNREADABLE, DataError, explained
 from sfumato.settings.data import Volume
+from sfumato.settings.fields import composed
 from sfumato.storage.documents import parse_json
 from sfumato.storage.files import files_in, reading
 from sfumato.storage.limits import LARGEST_DIRECTORY, BoundedReader
@@ -335,7 +336,8 @@ def sample_words(
     if label is None and "cls" in sample:
         with explained(DataError, f"{what} has a .cls that is not a line of text: correct it."):
             content[LABEL] = text_of(sample["cls"]).strip()
-    text, person = (cell_text(content.get(key)) for key in (label or LABEL, group))
+    text = cell_text(content.get(composed(label or LABEL)))
+    person = cell_text(content.get(group and composed(group)))
     if person is None:
         raise DataError(
             f"{what}: `{group}` in the .json is neither text nor a whole number: correct it."
@@ -360,8 +362,12 @@ def text_of(member: Member) -> str:
 
 
 def json_of(sample: Sample) -> dict[str, object]:
-    """Return the content of a sample's .json. {"a": {"b": 1}} becomes {"a.b": 1}."""
-    return flat(dict(parse_json(text_of(sample["json"]))))
+    """Return the content of a sample's .json. {"a": {"b": 1}} becomes {"a.b": 1}.
+
+    The keys are in the composed form of Unicode.
+    """
+    content = flat(dict(parse_json(text_of(sample["json"]))))
+    return {composed(key): value for key, value in content.items()}
 
 
 def flat(content: dict) -> dict[str, object]:

@@ -419,6 +419,21 @@ def test_labels_match_classes_in_any_form_of_unicode(tmp_path, form):
         assert read_all(data(tmp_path, classes=names), tmp_path)[2] == [0, 1, 0, 1]
 
 
+def test_keys_of_samples_match_in_any_form_of_unicode(tmp_path):
+    forms = ("NFC", "NFD")
+    keys = [unicodedata.normalize(form, "befünde") for form in forms]
+    names = [unicodedata.normalize(form, "prénom") for form in forms]
+    for key, name in zip(keys, names, strict=True):
+        about = ({key: WORDS[i], name: PATIENTS[i]} for i in range(4))
+        content = [(f"{i}.json", json.dumps(one).encode()) for i, one in enumerate(about)]
+        pictures = [(f"{i}.png", png(i)) for i in range(len(content))]
+        file = write_tar(tmp_path / "a.tar", pictures + content)
+        for label, column in zip(keys, names, strict=True):
+            persons = {"column": column}
+            chosen = data(file, "webdataset", label_column=label, groups=persons)
+            assert read_source(chosen, tmp_path).groups == PATIENTS
+
+
 def test_labels_that_are_the_same_number_are_asked_about(tmp_path):
     write_table(tmp_path, rows_of(["0", "0.0", "1", "1.0"]))
     with pytest.raises(Unclear, match=r"a final \.0, so they may be one class"):
