@@ -386,7 +386,7 @@ def unpack_tables(tables: Sequence[Path], folder: Path, allowance: Allowance) ->
 
 def unpack_table(file: Path, place: Path, allowance: Allowance) -> Iterator[dict[str, object]]:
     """Write the pictures of a Parquet table into the folder `place`, under their own paths if they
-    have paths.
+    have paths that can be used.
 
     Yields one dict per row: the cells of the columns without pictures, and the path of the
     picture's file below `place`, with the key FILE.
@@ -433,27 +433,31 @@ def unpack_table(file: Path, place: Path, allowance: Allowance) -> Iterator[dict
             for key, kind in about["info"]["features"].items()
         }
         others = [field.name for field in schema if field.name not in pictures]
+        home = place / PICTURE_FOLDER
+        home.mkdir(exist_ok=True)
         for number, row in enumerate(records_of(table, others, str(file), column)):
             picture = row.pop(column)
             pixels = picture
-            called = None
+            called = ""
             if isinstance(picture, dict):
                 pixels = picture["bytes"]
-                called = picture.get("path")
+                called = picture.get("path") or ""
             if pixels is None:
                 raise DataError(
                     f"{file}, row {number + 1}, has no picture: write the picture's bytes, or "
                     "remove the row"
                 )
-            name = path_below(called or "")
-            if not name or (place / PICTURE_FOLDER / name).exists():
-                name = f"{file.stem}-{number:08d}{Path(name).suffix or '.png'}"
             allowance.take(len(pixels))
-            target = place / PICTURE_FOLDER / name
-            target.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                target = home / path_below(called)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.touch(exist_ok=False)
+            except (OSError, ValueError):  # the path is empty, in use, or too long for a file
+                suffix = PureWindowsPath(called).suffix or ".png"
+                target = home / f"{file.stem}-{number:08d}{suffix}"
             target.write_bytes(pixels)
             cells = {key: named(value, names.get(key)) for key, value in row.items()}
-            yield cells | {FILE: f"{PICTURE_FOLDER}/{name}"}
+            yield cells | {FILE: target.relative_to(place).as_posix()}
 
 
 def path_below(path: str) -> str:

@@ -175,6 +175,15 @@ def test_picture_paths_in_parquet_show_persons_and_stay_inside(tmp_path, state):
     assert {path.name for path in tmp_path.iterdir()} == {"x.parquet", "state"}
 
 
+def test_pictures_with_unusable_paths_are_renamed(tmp_path, state):
+    names = ["a.png", "a.png/b.png", 60 * "c/" + "d.png", f"{300 * 'e'}.png", "f\0.png", "g/h.png"]
+    file = write_rows(tmp_path / "x.parquet", [0, 1, 0, 1, 0, 1], names)
+    source, images, _ = read_all(data(file, classes=NAMES, label_column="label"), tmp_path)
+    renamed = [f"x-{number:08d}.png" for number in range(1, 5)]
+    assert sorted(path.name for path in source.files) == ["a.png", "h.png", *renamed]
+    assert sorted(int(image[0, 0, 0]) for image in images) == [*range(6)]
+
+
 def test_a_folder_in_a_picture_path_is_evidence_of_a_person(tmp_path, state):
     names = [f"P{i // 4:03}/scan_{i % 4}.png" for i in range(40)]
     file = write_rows(tmp_path / "x.parquet", [i % 2 for i in range(40)], names)
