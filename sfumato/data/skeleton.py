@@ -30,7 +30,7 @@ from sfumato.data.groups import ID_WORDS
 from sfumato.data.images import GROUPS
 from sfumato.data.labels_and_ids import LABELLED
 from sfumato.data.names import COPY_WORDS, FILE_WORDS, PERSON, SERIES_WORDS, SIDE_WORDS, TIME, WORD
-from sfumato.data.sources.bids import DESCRIPTION, PARTICIPANTS
+from sfumato.data.sources.bids import DESCRIPTION, PARTICIPANT, PARTICIPANTS
 from sfumato.data.sources.splits import PARTS
 from sfumato.data.sources.tabled import files_below
 from sfumato.data.tables import TABLES
@@ -267,6 +267,9 @@ def write_skeleton(folder: Path, path: Path) -> tuple[int, int, list[str]]:
             pictures += content is not None
             if file in texts:
                 content = table_content(texts[file], file.suffix.lower(), disguise)
+                if file.name == PARTICIPANTS:  # without this column, the copy would be refused
+                    content = content.replace(disguise(PARTICIPANT), PARTICIPANT, 1)
+                    disguise.kept.add(PARTICIPANT)
             if content is None:
                 kind = format_at(file)
                 named = "unknown format, or damaged"

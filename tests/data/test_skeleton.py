@@ -207,7 +207,9 @@ def test_names_of_files_that_are_read_stay(clinic, tmp_path):
     copy = unpacked(clinic, tmp_path)
     names = {file.name for file in copy.rglob("*.?sv")}
     assert names == {"metadata.csv", "participants.tsv", "labels.csv"}
-    assert "participants.tsv" in (copy / "README.txt").read_text()
+    header = next(copy.rglob("participants.tsv")).read_text().split()
+    assert header[0] == "participant_id" and header[1] != "sex"
+    assert "participant_id, participants.tsv" in (copy / "README.txt").read_text()
 
 
 def test_a_skeleton_contains_no_word_pixel_or_date(clinic, tmp_path):
