@@ -133,24 +133,30 @@ def check_series(files: Sequence[PictureFile], ids: Sequence[str | None]) -> Non
             raise DataError(
                 f"{other} and {file} belong to one DICOM series, so they show one person, but "
                 "data.groups finds different ids, or an id for only one of the files: give all "
-                "files of a series the same id"
+                "files of a series the same id, or correct the SeriesInstanceUID"
             )
 
 
 def with_own_ids(
-    files: Sequence[PictureFile], ids: Sequence[str | None], root: Path
+    files: Sequence[PictureFile], ids: Sequence[str | None], root: Path, sliced: bool
 ) -> list[str | None]:
-    """Give each volume and each series without an id an id of its own.
+    """Give each series without an id an id of its own and, if `sliced`, also each volume.
 
     All its slices then belong to one person. The id is the SeriesInstanceUID or, if the file has
-    none, its path below `root`. Other pictures without an id keep None.
+    none or all files have the same one (see `check_series`), its path below `root`. Other pictures
+    without an id keep None.
     """
+    headers = [dicom_header(file) for file in files]
+    uids = [getattr(header, "uid", "") for header in headers]
+    counts = Counter(uids)
     named = [*ids]
-    for number, file in enumerate(files):
-        if named[number] is None and isinstance(file, Path):
-            header = dicom_header(file)
-            if header is not None or is_volume(file):
-                named[number] = getattr(header, "uid", "") or str(file.relative_to(root))
+    for number, (file, header, uid) in enumerate(zip(files, headers, uids, strict=True)):
+        if named[number] is not None or not isinstance(file, Path):
+            continue
+        if uid and len(counts) > 1 and (sliced or counts[uid] > 1):
+            named[number] = uid
+        elif sliced and (header is not None or is_volume(file)):
+            named[number] = str(file.relative_to(root))
     return named
 
 

@@ -597,7 +597,7 @@ def repaint(file):
         lambda root: (root / "cat" / "0.png").rename(root / "dog" / "new.png"),
         lambda root: Image.new("RGB", (6, 6)).save(root / "dog" / "new.png"),
         lambda root: (root / "owl").mkdir(),
-        lambda root: (root / "cat" / "link.png").symlink_to(root / "dog" / "0.png"),
+        lambda root: (root / "cat/_.png").symlink_to((root / "cat/0.png").rename(root / ".0.png")),
     ],
 )
 def test_changed_files_are_always_prepared_again(take_folder, tmp_path, change):

@@ -216,6 +216,26 @@ def test_all_slices_of_a_series_without_an_id_are_one_person(tmp_path):
     }
 
 
+def test_files_of_a_series_without_an_id_are_one_person(tmp_path):
+    for number in range(24):
+        file = tmp_path / "in" / "ab"[number % 2] / f"{number}.dcm"
+        write_dicom(file, phantom(0)[0], "", f"1.{number // 2}")
+    for volume in (None, Volume()):
+        chosen = settings(tmp_path / "in", volume=volume, groups=Groups(dicom=True, alone=True))
+        groups = read_source(chosen, tmp_path).groups
+        assert sorted(Counter(groups).values()) == [2] * 12, volume
+
+
+def test_a_uid_that_all_files_have_is_not_a_person(tmp_path):
+    for number in range(24):
+        file = tmp_path / "in" / "ab"[number % 2] / f"{number}.dcm"
+        write_dicom(file, phantom(0)[0], "", "1.2")
+    chosen = {"groups": Groups(dicom=True, alone=True)}
+    assert len({*read_source(settings(tmp_path / "in", **chosen), tmp_path).groups}) == 24
+    source = read_source(settings(tmp_path / "in", volume=None, **chosen), tmp_path)
+    assert source.groups == [None] * 24
+
+
 def test_a_series_of_two_persons_is_refused(tmp_path):
     root = tmp_path / "in"
     for number in range(20):
@@ -223,7 +243,7 @@ def test_a_series_of_two_persons_is_refused(tmp_path):
         write_dicom(file, phantom(0)[0], f"P{number}", f"1.{number // 4}")
     with pytest.raises(DataError, match="belong to one DICOM series, so they show one person"):
         survey(root, range=SPAN, classes=ALL)
-    with pytest.raises(DataError, match="give all files of a series the same id"):
+    with pytest.raises(DataError, match="the same id, or correct the SeriesInstanceUID"):
         read_source(settings(root, volume=None, groups=Groups(pattern="^(.)0?")), tmp_path)
 
 

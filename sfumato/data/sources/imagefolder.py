@@ -72,6 +72,7 @@ def read_imagefolder(request: Request, raw: Path) -> Source:
     elif groups is not None:
         ids = ids_of_files(groups, files, path, persons)
         check_series(files, ids)
+        ids = with_own_ids(files, ids, path, sliced=request.volume is not None)
     compared: list[str] = []
     if request.compare_by is not None:
         compared = column_of(path, request.compare_by, files, request.volume)
@@ -79,7 +80,6 @@ def read_imagefolder(request: Request, raw: Path) -> Source:
         pictures = [*in_slices(files, request.volume, request.converted)]
         numbers = [number for number, _ in pictures]
         places = every = [places[number]._replace(file=file) for number, file in pictures]
-        ids = ids and with_own_ids(files, ids, path)
         ids = ids and [ids[number] for number in numbers]
         compared = compared and [compared[number] for number in numbers]
         files = [place.file for place in places]
@@ -160,13 +160,17 @@ def list_folder(
     ]
     places = [found for found in every if isinstance(found, Place)]
     problems = [found for found in every if isinstance(found, DataError)]
+    files = [place.file for place in places if isinstance(place.file, Path)]
+    entries = [*dict.fromkeys(file.parent for file in files)]
+    if any(map(Path.is_symlink, files)):
+        entries += files
     listed: dict[Path, Path] = {}
-    for folder in dict.fromkeys(place.file.parent for place in places):
-        if (other := listed.setdefault(folder.resolve(), folder)) != folder:
+    for entry in entries:
+        if (other := listed.setdefault(entry.resolve(), entry)) != entry:
             problems.append(
                 DataError(
-                    f"{folder} and {other} are the same folder, because of a link, so each of its "
-                    "pictures would count twice: remove the link."
+                    f"{entry} and {other} are the same file or folder, because of a link, so each "
+                    "of its pictures would count twice: remove the link."
                 )
             )
     if not classes:
@@ -184,7 +188,7 @@ def list_folder(
             message += f" If the labels are in {TABLES[0]}, set data.labels: several."
         raise DataError(message)
     if groups is not None and groups.column is not None and not problems:
-        persons = column_of(path, groups.column, [place.file for place in places])
+        persons = column_of(path, groups.column, files)
         places = [
             place._replace(person=person) for place, person in zip(places, persons, strict=True)
         ]

@@ -45,7 +45,7 @@ def test_a_folder_with_two_names_is_refused(tmp_path):
     (tmp_path / "in/cat").mkdir()
     (tmp_path / "in/cat/P1").symlink_to("../dog/dog")
     settings = Data(source="imagefolder", path=str(tmp_path / "in"), groups={"folder": True})
-    with pytest.raises(DataError, match="are the same folder, because of a link"):
+    with pytest.raises(DataError, match="are the same file or folder, because of a link"):
         read_source(settings, tmp_path)
     (tmp_path / "in/cat/P1").unlink()
     assert read_source(settings, tmp_path).size == 6
@@ -145,9 +145,13 @@ def test_a_folder_that_cannot_be_used_names_the_file_and_the_fix(tmp_path, spoil
 
 def test_a_link_within_the_folder_is_a_picture(tmp_path):
     root = write_folder(tmp_path / "in")
-    (root / "cat" / "again.png").symlink_to(root / "cat" / "0.png")
+    (root / "cat" / "0.png").rename(root / ".0.png")
+    (root / "cat" / "again.png").symlink_to(root / ".0.png")
     (tmp_path / "name").symlink_to(root)
-    assert len(read_all(Data(source="imagefolder", path=str(tmp_path / "name")), tmp_path)[1]) == 7
+    assert len(read_all(Data(source="imagefolder", path=str(tmp_path / "name")), tmp_path)[1]) == 6
+    (root / "dog" / "again.png").symlink_to("../cat/1.png")
+    with pytest.raises(DataError, match=r"again\.png and .*1\.png are the same file"):
+        read_source(Data(source="imagefolder", path=str(root)), tmp_path)
 
 
 def test_a_class_whose_last_picture_is_gone_remains_a_class(tmp_path):
