@@ -1,13 +1,14 @@
 """Rate whether the cells of a column are ids of persons, by the column's name and by their form."""
 
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 
 from sfumato.data.dates import ANY_DATE
 from sfumato.data.groups import NO_ID, is_unclear, plain_id
-from sfumato.data.names import DATE, Column
+from sfumato.data.names import Column
 from sfumato.data.tables import meaning
 
 # Patterns to search for in column names. A column whose cells repeat may contain ids of persons if
@@ -17,6 +18,8 @@ OF_PERSONS = re.compile(
     r"patient|pa[cz]i?ente?|subj|person|particip|proband|donor|volunteer|individual|client|user"
     r"|signer|speaker|writer|worker|owner|animal|identity|mrn|(^|_)(pat|sub|uid|hn)(_|$)"
 )
+# Columns of persons who may have labelled the images
+OF_STAFF = re.compile(r"user|worker|owner|client")
 # Columns of persons' names, addresses and birthdays, in the form that `meaning` returns
 TELLING = re.compile(
     r"(first|last|sur|full|given|family|nach|vor)?names?"
@@ -27,14 +30,20 @@ OF_THINGS = re.compile(
     r"(^|_)(ids?|n[or]|nbr|num|number|codes?|keys?|hash|barcode|identifier|accession)(_|$)"
     r"|nummer|uid|lesion|session|study|series|exam|specimen|sample|slide|visit|video|clip|case|fall"
 )
+# Columns of dates and times, in the form that `meaning` returns
+OF_TIME = re.compile(r"(?<!candi)(date|time|datum|zeit)(stamp)?s?$")
 # Matches ids (long, zero-padded, hexadecimal), dates, names of persons ("Smith, John", DICOM's
 # Smith^John) and e-mails
 PERSONAL = re.compile(r"\d{3}|(?<!\d)0\d|\d[a-z]+\d|\d([-_. ]\d+){2}|[\^,@]", re.IGNORECASE)
-# Matches dates, times, numbers with decimals, and ages as in DICOM (045Y)
-MEASURED = re.compile(
-    rf"({ANY_DATE}\D{{0,4}})?(\d\d?:\d\d\S*)?|[-+]?\d*[.,]\d+(e[-+]?\d+)?|\d{{3}}[DWMY]",
-    re.IGNORECASE,
+# Matches dates, months such as 201905, and times
+MOMENT = re.compile(
+    rf"({ANY_DATE}\D{{0,4}})?(\d\d?:\d\d\S*)?|(19|20)\d\d(0[1-9]|1[0-2])", re.IGNORECASE
 )
+# Matches dates, times, numbers with decimals, and ages as in DICOM (045Y)
+MEASURED = re.compile(rf"{MOMENT.pattern}|[-+]?\d*[.,]\d+(e[-+]?\d+)?|\d{{3}}[DWMY]", re.IGNORECASE)
+# Matches cells that may be ids under any name: with a letter, a leading 0 or, as in 943 476 5919,
+# at least nine digits in three groups
+ID_FORM = re.compile(r"[^\W\d_]|^0\d|^(?=(\D?\d){9})\d+([-. /])\d+(\2\d+)+$")
 # Cells that may stand for an uncertain or missing label, in lower case
 UNCERTAIN = ("", "-1", "-1.0", "0.5", "u", "?", "nan", "na", "n/a", "none", "null", "unknown")
 # Minimum number of different ids in a column with a name that matches OF_PERSONS or OF_THINGS
@@ -45,7 +54,9 @@ SHORT = 4  # ages, years, sizes and scores have at most this many digits
 
 
 def snake_case(name: str) -> str:
-    return re.sub(r"(?<=[a-z])(?=[A-Z])|[\W_]+", "_", name).lower()
+    """Separate the words of a name by "_", without capitals and accents."""
+    plain = re.sub("[\u0300-\u036f]", "", unicodedata.normalize("NFKD", name))
+    return re.sub(r"(?<=[a-z])(?=[A-Z])|[\W_]+", "_", plain).lower()
 
 
 def repeated_ids(
@@ -71,20 +82,24 @@ def rate_ids(name: str, cells: Sequence[str]) -> int:
     Returns 2 if the column can be proposed: its name means persons, or its cells look like ids or
     names of persons. Returns 1 if only the owner can decide, otherwise 0.
 
-    Dates, years and sizes repeat too. So cells without a letter or a leading 0 are ignored, unless
-    the column's name means persons, or things such as sessions (OF_THINGS), or the cells are
-    numbers with the form of ids. If values have many pictures each, they must look like ids even if
-    the column's name means persons, because they may be ages.
+    Dates, years and sizes repeat too. So only cells that match ID_FORM are considered, unless the
+    column's name means persons, or things such as sessions (OF_THINGS), or the cells are numbers
+    with the form of ids. Dates are considered only if the name means persons. If values have many
+    pictures each, they must look like ids even if the column's name means persons, because they may
+    be ages.
     """
     named = TELLING.fullmatch(meaning(name))
     person = named or OF_PERSONS.search(snake_case(name))
     thing = OF_THINGS.search(snake_case(name))
     cells = known_cells(cells)
-    if not (person or thing or are_id_numbers(cells)):
+    if not person and OF_TIME.search(meaning(name)):
+        return 0
+    if not (person or are_id_numbers(cells)):
         telling = {
             cell
             for cell in {*cells}
-            if re.search(r"[^\W\d_]|^0\d", cell) and not MEASURED.fullmatch(cell)
+            if not MOMENT.fullmatch(cell)
+            and (thing or (ID_FORM.search(cell) and not MEASURED.fullmatch(cell)))
         }
         cells = [cell for cell in cells if cell in telling]
     ids = {*cells}
@@ -95,7 +110,8 @@ def rate_ids(name: str, cells: Sequence[str]) -> int:
         return 2
     if thing and not frequent:
         return int(len(ids) >= FEWEST_THINGS)
-    return int(len(ids) >= FEWEST_OTHERS)
+    # Sites, scanners and batches have the form of ids too, but are few and have many pictures each
+    return int(len(ids) >= FEWEST_OTHERS * (1 + frequent))
 
 
 def known_cells(cells: Sequence[str]) -> list[str]:
@@ -104,22 +120,25 @@ def known_cells(cells: Sequence[str]) -> list[str]:
 
 
 def are_id_numbers(cells: Sequence[str]) -> bool:
-    """Return whether cells are numbers that repeat and have the form of ids.
+    """Return whether nearly all cells are numbers that repeat and have the form of ids.
 
-    Numbers with more than SHORT digits are ids, unless they are dates. Shorter numbers must have
-    large gaps, and may be sizes. So at least FEWEST_OTHERS of them must repeat, and none may have
-    more than MOST_EACH pictures, because a common size does.
+    Numbers with more than SHORT digits are ids, unless they are dates or rounded to tens, as
+    amounts and times often are. Shorter numbers must have large gaps, and may be sizes. So at least
+    FEWEST_OTHERS of them must repeat, and none may have more than MOST_EACH pictures, because a
+    common size does.
     """
-    if not cells or not all(re.fullmatch(r"\d{1,40}", cell) for cell in {*cells}):
+    numbers = [cell for cell in cells if re.fullmatch(r"\d{1,40}", cell)]
+    if len(numbers) <= 0.9 * len(cells):  # also if there are none
         return False
-    column = Column(values=cells, pattern="", kind="number")
+    column = Column(values=numbers, pattern="", kind="number")
     digits = [*map(len, column.counts)]
     repeated = [count for count in column.counts.values() if count > 1]
     return (
         column.repeated
         and (column.sparse or min(digits) > SHORT)
         and (max(digits) > SHORT or (len(repeated) >= FEWEST_OTHERS and max(repeated) <= MOST_EACH))
-        and not all(re.fullmatch(DATE, cell) for cell in column.counts)
+        and column.step < 10
+        and not all(map(MOMENT.fullmatch, column.counts))
     )
 
 
@@ -147,14 +166,17 @@ def coarser_ids(columns: Mapping[str, Sequence[str]], chosen: str) -> list[str]:
         if name != chosen
         and OF_PERSONS.search(snake_case(name))
         and look_like_ids(name, known_cells(cells))
-        and are_coarser(cells, columns[chosen])
+        and are_coarser(cells, columns[chosen], bool(OF_STAFF.search(snake_case(name))))
     ]
 
 
-def are_coarser(cells: Sequence[str], ids: Sequence[str | None]) -> bool:
+def are_coarser(cells: Sequence[str], ids: Sequence[str | None], staff: bool = False) -> bool:
     """Return whether one of `cells` belongs to several of `ids`.
 
-    Cells that often mean an unknown person do not count. cells, ids: values of each image.
+    Cells that often mean an unknown person do not count.
+
+    cells, ids: values of each image; staff: whether cells with more than MOST_EACH ids each are
+    staff, such as annotators.
     """
     clear = {
         cell
@@ -162,7 +184,10 @@ def are_coarser(cells: Sequence[str], ids: Sequence[str | None]) -> bool:
         if (form := plain_id(cell)) not in NO_ID and not is_unclear(form, (), in_names=False)
     }
     pairs = {(cell, one) for cell, one in zip(cells, ids, strict=False) if one and cell in clear}
-    return len(pairs) > len({cell for cell, _ in pairs}) >= FEWEST_THINGS
+    persons = len({cell for cell, _ in pairs})
+    if staff and len(pairs) > MOST_EACH * persons:
+        return False
+    return len(pairs) > persons >= FEWEST_THINGS
 
 
 def likeness(names: Collection[str]) -> int:

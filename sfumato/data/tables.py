@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+import unicodedata
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
@@ -74,8 +75,11 @@ def names_pictures(table: Path) -> bool:
 
 
 def meaning(name: str) -> str:
-    """Normalize the name of a column, so that "Patient ID", patient-id and PatientID are equal."""
-    return re.sub(r"[\W_]+", "", name).casefold()
+    """Normalize the name of a column, so that "Patient ID", patient-id and PatientID are equal.
+
+    Accents are removed too.
+    """
+    return re.sub(r"[\W_]+", "", unicodedata.normalize("NFKD", name)).casefold()
 
 
 def heads_of(table: Path) -> tuple[str, list[str]]:
