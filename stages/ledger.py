@@ -192,11 +192,11 @@ def history(
     if unknown:
         say(
             f"{odometer.path} is an older copy or a different journal: it lacks the entry "
-            f"{min(unknown)[:8]}, which this project's files contain"
+            f"{min(unknown)[:8]}, or the end of this charge, which this project's files prove"
         )
         say(
-            "more was spent than this journal lists: restore the newest state directory, or run "
-            "`stage ledger adopt`"
+            "more may have been spent than this journal lists: restore the newest state "
+            "directory, or run `stage ledger adopt`"
         )
     if not entries or entries[-1]["kind"] == GENESIS:
         tell(f"dataset {odometer.dataset_id!r}: no history")

@@ -107,6 +107,15 @@ def looks(home: Path, most: int | None = None) -> Iterator[np.ndarray]:
             yield small / np.maximum(np.linalg.norm(small, axis=1, keepdims=True), 1e-9)
 
 
+def images_charged(journal: Journal, version: str) -> set[str]:
+    """Return the fingerprints of the images of a version on which charges were opened."""
+    return {
+        entry["images"]
+        for entry in journal.entries()
+        if "images" in entry and entry["record"]["data_version"] == version
+    }
+
+
 def refuse_another_split(
     home: Path, fresh: Path, version: str, journal: Journal, images: str
 ) -> None:
@@ -118,11 +127,7 @@ def refuse_another_split(
     home, fresh: folders of the earlier and of the new images of this version;
     images: fingerprint of the new sensitive images.
     """
-    charged = {
-        entry["images"]
-        for entry in journal.entries()
-        if "images" in entry and entry["record"]["data_version"] == version
-    }
+    charged = images_charged(journal, version)
     if not charged or images in charged:
         return
     moved: set[int] = set()

@@ -34,6 +34,7 @@ from sfumato.data.cards import CARD, Card, PublicCard, card_text, dataset_direct
 from sfumato.data.decoding import with_progress
 from sfumato.data.duplicates import (
     ORIGIN,
+    images_charged,
     refuse_another_id,
     refuse_another_split,
     refuse_regrouping,
@@ -113,8 +114,12 @@ def prepare_sensitive(
         converted = conversions(data, home, journal)
         listing = listing_of(data, key)
         if listing is not None and (same := prepared_from(home, listing, data, state)) is not None:
+            kept = read_card(home / CARD)
             # Compute the fingerprint if the last process was killed before computing it
-            kept_fingerprint(state, read_card(home / CARD))
+            kept_fingerprint(state, kept)
+            if kept.version not in converted:  # the set was prepared by an older program
+                converted[kept.version] = data.model_dump(mode="json", include=CONVERSION)
+                write_local(home / CONVERTED, json.dumps(converted).encode())
             replace_file(card, same)
             shutil.rmtree(shards_folder(home), ignore_errors=True)
             return json.loads(same)  # type: ignore[no-any-return]
@@ -139,13 +144,15 @@ def prepare_sensitive(
             origin = {"source": data.source, "path": data.path and resolved(data.path)}
             if not data.different_people:
                 refuse_another_id(home, fresh, image_set.shape, origin)
+            images = fingerprint(image_set, key)
             if kept_version(home) == public.version:
-                images = fingerprint(image_set, key)
                 refuse_another_split(home, fresh, public.version, journal, images)
             refuse_regrouping(data, home, fresh, journal)
             text = card_text(public.content())
             write_local(fresh / CARD, text)
-            converted[public.version] = data.model_dump(mode="json", include=CONVERSION)
+            charged = images_charged(journal, public.version)
+            if public.version in converted or not charged or images in charged:
+                converted[public.version] = data.model_dump(mode="json", include=CONVERSION)
             private = {ORIGIN: json.dumps(origin), LISTING: listing, UNNAMED: unnamed}
             private[CONVERTED] = json.dumps(converted)
             for name, content in (private | texts_left_out(source)).items():
@@ -244,12 +251,10 @@ def listing_of(data: Data, key: bytes) -> str | None:
 
 def decisive(data: Data) -> dict[str, object]:
     """Return everything, except for the files themselves, that decides how images are stored."""
-    # Revision 3: slices of a volume without an id belong to one person
-    sliced = data.groups is not None and data.groups.alone
     return {
         "data": data.model_dump(mode="json"),
         "path": data.path and resolved(data.path),
-        "revision": PREPARE_REVISION + sliced,
+        "revision": PREPARE_REVISION,
     }
 
 
@@ -298,9 +303,9 @@ def unnamed_version(home: Path) -> str | None:
 def conversions(data: Data, home: Path, journal: Journal) -> dict[str, dict]:
     """Return the settings in CONVERSION that were used for each version of the images.
 
-    Versions that were prepared only by older programs are missing. Raises ConfigError if budget was
-    spent on the version in `data` with other settings: its releases would be restored at no cost,
-    and their cards would describe pictures from which they were not made.
+    Versions of older programs are missing until they are prepared again. Raises ConfigError if
+    budget was spent on the version in `data` with other settings: its releases would be restored at
+    no cost, and their cards would describe pictures from which they were not made.
     """
     converted: dict[str, dict] = {}
     if (home / CONVERTED).is_file():

@@ -52,12 +52,13 @@ NOT_BY_CHANCE = (
     "reasons other than copying."
 )
 OTHER_IMAGES = (
-    "the training images are not the same as when this release was made, so the hold-out may "
-    "contain images from which the release was made. Accuracies on such images are too high, so "
-    "there is no verdict and no test for copies. If you have changed data.holdout_fraction, "
-    "another setting of data, or the files of the images, undo the change, then run `stage prepare "
+    "the training images have changed since this release was made, so there is no verdict and no "
+    "test for copies. If you have only removed or added images, the accuracies remain valid, and "
+    "nothing needs to be done. After any other change, the hold-out may contain images from which "
+    "the release was made, and accuracies on them are too high: undo the change of "
+    "data.holdout_fraction, of other settings of data, or of the files, then run `stage prepare "
     "sensitive` and `stage evaluate`. To keep the change, set a new data.version and pay for a new "
-    "release. If you have only removed or added images, the accuracies remain valid"
+    "release"
 )
 
 

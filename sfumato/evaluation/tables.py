@@ -49,7 +49,7 @@ def tables_of(metrics: Mapping) -> Iterator[Table]:
         yield public_student_table(metrics["public_student"], measure)
     verdict = metrics["verdict"]
     balanced = verdict["balanced_accuracy"]
-    if not balanced:  # the real images have changed since the release
+    if not balanced:  # not judged
         return
     rows = (
         [name, per_cent(share), per_cent(balanced[name])]

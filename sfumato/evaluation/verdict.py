@@ -60,7 +60,7 @@ def classifier_rows(values: Mapping) -> dict[str, dict]:
 
 
 def unjudged(reason: str) -> Verdict:
-    """Return the verdict on a release that nothing can judge. reason: without its full stop."""
+    """Return the verdict "cannot be judged". reason: a sentence without its full stop."""
     return {
         "level": UNJUDGED,
         "learned": None,
@@ -111,8 +111,8 @@ def verdict(
     elif above <= clear:
         level = "unknown"
         sentence = (
-            "even classifiers trained on the real images learn nothing, so the release cannot be "
-            "judged"
+            "the hold-out is too small to show that even classifiers trained on the real images "
+            "learn anything, so the release cannot be judged"
         )
     else:
         learned = (release - chance) / above
@@ -209,18 +209,18 @@ def level_of(learned: float) -> str:
 
 
 def guessing_error(labels: np.ndarray, classes: int, groups: np.ndarray | None = None) -> float:
-    """Return an upper bound on the standard error of the balanced accuracy of a random classifier.
+    """Return the standard error of the balanced accuracy of a classifier that guesses all classes
+    equally often.
 
     All images of a person and class may be classified correctly or wrongly together. If images have
-    several labels, returns a bound for the mean AUROC of random scores instead (source: the
+    several labels, returns an upper bound for the mean AUROC of random scores instead (source: the
     variance of rank sums). For the arguments, see `verdict`.
     """
-    units = np.arange(len(labels)) if groups is None else groups
+    units = np.arange(len(labels)) if groups is None else np.unique(groups, return_inverse=True)[1]
     having = labels.astype(bool) if labels.ndim == 2 else labels[:, None] == np.arange(classes)
     # Number of persons with images of each class, and with images of other classes
     of, other = (
-        np.array([len(np.unique(units[rows])) for rows in part.T], dtype=float)
-        for part in (having, ~having)
+        np.array([effective_number(units[rows]) for rows in part.T]) for part in (having, ~having)
     )
     if labels.ndim == 1:
         present = of[of > 0]
@@ -230,6 +230,16 @@ def guessing_error(labels: np.ndarray, classes: int, groups: np.ndarray | None =
         errors = np.sqrt((of + other + 1) / (12 * of * other))
     varying = np.isfinite(errors)  # not for a label that all images have, or none has
     return float(errors[varying].mean()) if varying.any() else math.inf
+
+
+def effective_number(units: np.ndarray) -> float:
+    """Return the number of persons with images of equal weight whose mean varies as much as here.
+
+    It is smaller than the number of persons if some persons have more images than others.
+    units: person of each image, numbered from 0.
+    """
+    sizes = np.bincount(units)
+    return float(sizes.sum() ** 2 / max((sizes**2).sum(), 1))
 
 
 def best(values: Mapping) -> dict[str, float]:

@@ -135,11 +135,14 @@ def renew(file: Path) -> bool:
         for name, entry in stages.items()
         if str(entry.get("cmd", "")).strip("['").startswith("stage ")
     }
-    if ours == {*made["stages"]}:
-        renewed = {name: with_inputs(stages[name], made["stages"][name]) for name in ours}
+    if ours <= {*made["stages"]}:
+        renewed = {
+            name: with_inputs(stages.get(name, entry), entry)
+            for name, entry in made["stages"].items()
+        }
         if stages == stages | renewed:
             return False
-        made = content | {"stages": stages | renewed}
+        made = content | {"stages": renewed}
     made["stages"] |= {name: entry for name, entry in stages.items() if name not in ours}
     replace_file(file, (DVC_HEADERS["project"] + as_yaml(made, blocks=True)).encode())
     return True

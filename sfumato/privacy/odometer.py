@@ -188,10 +188,7 @@ class Odometer(Journal):
             try:
                 if self.head() is None:
                     self.begin()
-                for run in self.charges():
-                    if run.end != CLOSE and run.record["id"] in seen.released:
-                        self.append(CLOSE, id=run.id, uses=run.uses)
-                known = self.known() - (seen.released & self.unreleased())
+                runs = self.charges()
             except BudgetError:
                 entries, lost = self.set_aside()
                 self.begin(lost=True)
@@ -201,6 +198,11 @@ class Odometer(Journal):
                     found += adopted if isinstance(adopted, list) else [None]
                 salvaged = [record for record in found if is_record(record)]
                 lost += len(found) - len(salvaged)
+            else:
+                for run in runs:
+                    if run.end != CLOSE and run.record["id"] in seen.released:
+                        self.append(CLOSE, id=run.id, uses=run.uses)
+                known = self.known() - (seen.released & self.unreleased())
             new = {
                 record["id"]: record
                 for record in [*salvaged, *records]

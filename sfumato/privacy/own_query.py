@@ -61,6 +61,9 @@ class OwnCharge:
             raise BudgetError("the charge has no record yet: call `sum` first")
         return self._charge.record
 
+    def __reduce__(self):  # also called by `copy`
+        raise TypeError("a charge cannot be saved, copied or sent: open another charge")
+
     def close(self) -> None:
         """End the charge. The `with` block does this at its end."""
         self._ended = True

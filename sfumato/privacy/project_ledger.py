@@ -174,8 +174,8 @@ def gap_in(odometer: Odometer, records: Mapping[str, dict], earlier: set[str]) -
         )
     if odometer.head():
         return (
-            f"{odometer.path} lacks a charge on dataset {mine!r}, although a ledger contains this "
-            "charge"
+            f"{odometer.path} lacks a charge on dataset {mine!r}, or its end, although a ledger or "
+            "an artifact contains this charge"
         )
     return f"{odometer.path} does not exist"
 

@@ -63,9 +63,9 @@ def write_package(
     place = project / ARTIFACTS / "synthesize"
     if owners := ", ".join(verified.ledger.get("apart", ())):
         say(
-            f"note: {path} lists only the charges behind this release. The journals of {owners} "
-            "list all charges on these sets, and were not available here: the output checker may "
-            "ask each owner for the ledger.json of their own project"
+            f"note: {path} lists only the charges behind this release. All charges on the sets are "
+            f"only in the journals of their owners ({owners}). The output checker may ask each "
+            "owner for the ledger.json of their own project"
         )
     report = report_page(place, path)  # raises DataError if the release is local
     release = load_release(place)

@@ -277,7 +277,9 @@ def load_release(path: str | Path, kinds: str | Collection[str] | None = None) -
             kind = read_array(folder / KINDS_FILE)
     with explained(
         DataError,
-        lambda error: f"{folder / 'card.json'} does not fit the release ({error}): {fetch}",
+        lambda error: (
+            f"{folder / 'card.json'} does not fit the release ({str(error).rstrip('.')}): {fetch}"
+        ),
         causes=(*UNREADABLE, DataError),
     ):
         check_card(card, images, labels, kind, records)

@@ -302,8 +302,8 @@ def stream(
 
     Args:
         path: Folder of the release.
-        batch: Number of images in a batch. If it is below about 32, networks with a small weight
-            may draw no image, and fewer uncertain labels are left out.
+        batch: Number of images in a batch. If it is below about 32, a network with a small
+            weight may draw no image, and fewer images with uncertain labels are left out.
         seed: Fixes the batches; None for the release's own seed.
         augment: True to vary the images as described above, False for images as drawn.
 
@@ -316,8 +316,8 @@ def stream(
         ConfigError: `batch` or `seed` is not a whole number, `batch` is below 1, or `seed` is
             below 0.
     """
-    for name, value, least in (("batch", batch, 1), ("seed", seed or 0, 0)):
-        if not isinstance(value, int | np.integer) or value < least:
+    for name, value, least in (("batch", batch, 1), ("seed", 0 if seed is None else seed, 0)):
+        if type(value) is bool or not isinstance(value, int | np.integer) or value < least:
             raise ConfigError(f"{name}={value}: expected a whole number, {least} or more")
     release = load_release(path)
     folder = release.path

@@ -139,7 +139,7 @@ def check_ledger(folder):
     odometer = ledger["odometer"]
     text = f"{odometer['charges']} charge(s) on {odometer['dataset_id']!r}, none may be missing"
     if owners := ", ".join(ledger.get("apart", ())):
-        yield None, f"odometer: only the ledgers of the owners ({owners}) list all their charges"
+        yield None, f"odometer: only the owners' own ledgers ({owners}) list all their charges"
     else:
         yield odometer["complete"], f"odometer: {text}"
 

@@ -215,6 +215,8 @@ def test_charged_images_are_not_converted_in_another_way(owner, images, tmp_path
     journal.append("open", record={"id": "y", "data_version": "2"})
     (owner.state / "data/set" / CONVERTED).unlink()  # an older version kept no such record
     owner.prepare(images, version="2")
+    with pytest.raises(ConfigError, match="was already spent on data.version=2"):
+        owner.prepare(images, fit="pad", version="2")
 
 
 def test_the_owner_names_the_version_of_the_images(owner, images):
