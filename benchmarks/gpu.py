@@ -198,7 +198,7 @@ def gradients(found: Found) -> None:
         found.row("gradients", f"K={draws}, bfloat16: worst cosine", float(cosine.min()), "")
         middle = float(cosine.median())
         found.check(
-            f"gradients at K={draws} in bfloat16 point the same way",
+            f"gradients at K={draws} in bfloat16 point in the same direction as in float32",
             middle > 0.999,
             f"median {middle:.5f}",
         )

@@ -424,8 +424,8 @@ def main(
     start = time.perf_counter()
     extractor = embedded_extractor(drawn_set("glyphs", (1, 28, 28), 200), "glyphs")
     print(
-        f"{extractor.name} drawn and trained in {time.perf_counter() - start:.0f} s, digest "
-        f"{extractor.digest[:8]}"
+        f"{extractor.name} initialised at random and trained in "
+        f"{time.perf_counter() - start:.0f} s; digest {extractor.digest[:8]}"
     )
     train_features, holdout_features = extractor(train.images), extractor(holdout.images)
     title = f"{images} images in each set, compared with the hold-out, {extractor.name}"
@@ -478,7 +478,7 @@ def main(
             twice = min(1.0, again * (2 if images > 100 else 1))
             by_rank = f"estimated from {SHUFFLES} shuffles, k = {copies['rank']}: {twice:.2g}"
             print(
-                f"{name}: MIND {found['mind']:.4f}, computed in another way "
+                f"{name}: MIND {found['mind']:.4f}; by an independent computation "
                 f"{sliced_by_torch(features, holdout_features):.4f}"
             )
             print(f"{name}: p {copies['p']:.2g}; {by_rank}")
@@ -495,7 +495,7 @@ def main(
                 strict=True,
             ):
                 print(
-                    f"{name}: {what} {100 * values[0]:.2f}, computed in another way "
+                    f"{name}: {what} {100 * values[0]:.2f}; by an independent computation "
                     f"{100 * values[1]:.2f}"
                 )
         if plots and name.startswith("half"):

@@ -129,7 +129,10 @@ def show_student(rows: dict[str, np.ndarray], mixture: str, steps: int, seed: in
     rest = balanced(answers(student, rows["rest"]), rows["rest_labels"])
     real = scores(answers(student, rows["real"]), rows["real_labels"], rows["half"])
     about = f"{mixture}, {len(images)} images, {steps} steps, seed {seed}"
-    print(f"{about}: agreement on drawn {drawn:.1f}, on public {rest:.1f}; hold-out {real}")
+    print(
+        f"{about}: agreement on drawn images {drawn:.1f}, on public images {rest:.1f}; accuracy on "
+        f"the hold-out {real}"
+    )
 
 
 def answers(student, images: np.ndarray) -> np.ndarray:

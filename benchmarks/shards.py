@@ -72,7 +72,7 @@ def measure(options: argparse.Namespace, tars: Path) -> None:
         seconds, _, digest = prepare(options.folder, str(tars), 2, key, after)
         digests.add(digest)
         print(
-            f"kill {number + 1} after {after:.1f} s: the resumed run took {seconds:.1f} s",
+            f"killed after {after:.1f} s (kill {number + 1}): the resumed run took {seconds:.1f} s",
             flush=True,
         )
     if options.s3:

@@ -8,7 +8,7 @@ from typing import Any
 
 # Exceptions raised when a file is missing, damaged or of the wrong kind
 UNREADABLE: tuple[type[Exception], ...] = (OSError, ValueError, KeyError, TypeError, AttributeError)
-# Values of `errno` that concern a path or a request. With any other value, the machine failed
+# Values of `errno` that concern a path or a request. Any other value is a fault of the machine
 ABOUT_A_PATH = {
     *(
         errno.ENOENT,

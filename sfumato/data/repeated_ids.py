@@ -62,10 +62,10 @@ def snake_case(name: str) -> str:
 def repeated_ids(
     columns: Mapping[str, Sequence[str]], label: str | None
 ) -> tuple[str, bool] | None:
-    """Find a column with cells that repeat and may be persons' ids.
+    """Find a column with values that repeat and may be persons' ids.
 
-    Returns the column's name, and whether to propose it as the column of persons' ids. Returns the
-    first of the columns with the highest rating (see `rate_ids`), or None.
+    Returns its name, and whether to propose it as the column of persons' ids, or None if there is
+    no such column. If several columns have the highest rating (see `rate_ids`), the first is taken.
 
     columns: cells of each column; label: the column with the labels.
     """

@@ -1,7 +1,7 @@
 """Propose parameters that suit a folder of images, an ε and a number of minutes.
 
 The rules are in the table `proposals.yaml`. They use public values only: the shape of the images,
-their classes and rounded number, ε, and the minutes that `planning/estimate.py` expects.
+their classes, their rounded number, ε, and the minutes that `planning/estimate.py` expects.
 """
 
 import math

@@ -61,7 +61,7 @@ class Verified:
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
-    """Requirements on a ledger, in addition to the largest ε that it states itself (its target).
+    """Requirements on a ledger, in addition to its target, the limit on ε that it states itself.
 
     limit: largest ε to accept;
     delta: δ at which ε is computed, by default the ledger's;

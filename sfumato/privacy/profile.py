@@ -96,7 +96,7 @@ def advantage_of_rdp(curve: np.ndarray) -> float:
 
 
 def membership_advantage(profile: Profile) -> float:
-    """Bound how far any attacker's hit rate can exceed their false-alarm rate, in [0, 1].
+    """Bound, in [0, 1], how far any attacker's hit rate can exceed their false-alarm rate.
 
     The result is an upper bound on the total variation between the outcomes with and without one
     unit. If the unit was used with probability 1/2, a guess is right with probability at most

@@ -109,8 +109,8 @@ def moment_features(
     sensitivity 1 covers both.
 
     feature: CLASSIFIER or CELLS (see `sfumato.features.projection`);
-    squares: share of the squared features in a row's squared norm, below 1. If it is 0, a row has
-    no squared features, and K is the number of features.
+    squares: how much of a row's squared norm comes from the squared features, in [0, 1). If it is
+    0, a row has no squared features, and K is the number of features.
 
     Source: Harder et al. 2023 (DP-MEPF).
     """

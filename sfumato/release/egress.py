@@ -63,9 +63,9 @@ def write_package(
     place = project / ARTIFACTS / "synthesize"
     if owners := ", ".join(verified.ledger.get("apart", ())):
         say(
-            f"note: {path} lists only the charges behind this release. All charges on the sets are "
-            f"only in the journals of their owners ({owners}). The output checker may ask each "
-            "owner for the ledger.json of their own project"
+            f"note: {path} lists only the charges behind this release. The complete list of "
+            f"charges on each dataset is in the journal of its owner ({owners}). The output "
+            "checker may ask each owner for the ledger.json of that owner's project"
         )
     report = report_page(place, path)  # raises DataError if the release is local
     release = load_release(place)

@@ -112,8 +112,8 @@ METRICS = {
         likelihood,
     ),
     "authenticity": Metric(
-        "share of images that are farther from their nearest training image than another training "
-        "image is; best if equal to the value of `real`",
+        "share of images for which the nearest training image is closer to another training image; "
+        "best if equal to the value of `real`",
         lambda novel, **_: authenticity(*novel),
     ),
     "detector": Metric(
