@@ -211,6 +211,17 @@ def test_a_released_charge_that_is_open_here_is_missing(tmp_path, resumed):
     assert odometer.adopt([a_record("x")], shown) == (0, 0)
 
 
+def test_a_full_disk_does_not_set_a_valid_journal_aside(tmp_path, monkeypatch):
+    odometer = spent(tmp_path)
+    shown = Seen(frozenset(["one"]), frozenset(["one"]))
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", lambda *_: 0)
+        with pytest.raises(BudgetError, match="free space on its disk"):
+            odometer.adopt([], shown)
+    assert not list(odometer.path.parent.glob("*.aside")) and odometer.missing(shown) == {"one"}
+    assert odometer.adopt([], shown) == (0, 0) and not odometer.missing(shown)
+
+
 def append_many(path, name):
     odometer = Odometer(path, "a")
     for _ in range(50):
