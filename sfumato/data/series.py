@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from PIL.Image import registered_extensions
 
 from sfumato.data.decoding import PictureFile
 from sfumato.data.deep import is_dicom, once_per_file, read_dicom, readable
@@ -123,7 +124,7 @@ def check_series(files: Sequence[PictureFile], ids: Sequence[str | None]) -> Non
     If all files have the same SeriesInstanceUID, it is not compared: some programs that remove
     names write one UID into all files. ids: id of each file's person.
     """
-    uids = [getattr(dicom_header(file), "uid", "") for file in files]
+    uids = [getattr(named_header(file), "uid", "") for file in files]
     if len({*uids} - {""}) < 2:
         return
     found: dict[str, tuple[PictureFile, str | None]] = {}
@@ -146,7 +147,7 @@ def with_own_ids(
     none or all files have the same one (see `check_series`), its path below `root`. Other pictures
     without an id keep None.
     """
-    headers = [dicom_header(file) for file in files]
+    headers = [named_header(file) for file in files]
     uids = [getattr(header, "uid", "") for header in headers]
     counts = Counter(uids)
     named = [*ids]
@@ -203,6 +204,16 @@ def dicom_header(file: PictureFile) -> Header | None:
         if isinstance(file, Path) and not is_volume(file) and is_dicom(file):
             return series_header(file)
     return None
+
+
+def named_header(file: PictureFile) -> Header | None:
+    """Do the same as `dicom_header`, but do not open a file with the suffix of another format.
+
+    Files may be listed long before they are read, also on slow disks.
+    """
+    if isinstance(file, Path) and file.suffix.lower() in registered_extensions():
+        return None
+    return dicom_header(file)
 
 
 def of_series(
