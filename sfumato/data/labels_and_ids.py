@@ -207,7 +207,7 @@ def several_in(cells: Mapping[str, Sequence[str]], label: str | None) -> Form | 
 def check_agreement(path: Path, table: Path, columns: Sequence[str]) -> None:
     """Raise Unclear if the table and the folders define different classes.
 
-    columns: columns whose names mean labels; if there are none, the images have several labels.
+    columns: columns of labels, by their names; if there are none, the images have several labels.
     """
     different = min((count_different(path, name) for name in columns), default="all")
     if different:

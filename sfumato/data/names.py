@@ -23,7 +23,7 @@ from sfumato.data.sources.splits import is_filing
 
 FEWEST = 5  # minimum number of groups to propose a pattern
 LARGE = 30  # mean number of images per group above which FEWEST is doubled
-# Words that are not names of persons. So they can be part of a pattern, which is published.
+# Words other than names of persons: a pattern, which is published, may contain them
 SIDE_WORDS = (
     "left|right|l|r|lt|rt|od|os|ou|links|rechts|gauche|droite?|izquierd[ao]|derech[ao]"
     "|cc|mlo?|lmo?|x?ccl|pa|ap|lat|lateral|frontal|oblique|anterior|posterior"

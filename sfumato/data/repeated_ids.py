@@ -11,8 +11,8 @@ from sfumato.data.groups import NO_ID, is_unclear, plain_id
 from sfumato.data.names import Column
 from sfumato.data.tables import meaning
 
-# Patterns to search for in column names. A column whose cells repeat may contain ids of persons if
-# its name matches OF_PERSONS. If its name matches OF_THINGS, it may contain ids of things that
+# Patterns to search for in column names. If cells of a column repeat, it may contain ids of persons
+# if its name matches OF_PERSONS. If its name matches OF_THINGS, it may contain ids of things that
 # belong to one person, such as sessions or specimens.
 OF_PERSONS = re.compile(
     r"patient|pa[cz]i?ente?|subj|person|particip|proband|donor|volunteer|individual|client|user"
@@ -115,7 +115,7 @@ def rate_ids(name: str, cells: Sequence[str]) -> int:
 
 
 def known_cells(cells: Sequence[str]) -> list[str]:
-    """Return the cells that are not empty or uncertain; 17.0 becomes 17."""
+    """Return the cells without empty or uncertain ones; 17.0 becomes 17."""
     return [re.sub(r"(?<=\d)\.0+$", "", cell) for cell in cells if cell.lower() not in UNCERTAIN]
 
 

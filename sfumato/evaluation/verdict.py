@@ -233,7 +233,7 @@ def guessing_error(labels: np.ndarray, classes: int, groups: np.ndarray | None =
 
 
 def effective_number(units: np.ndarray) -> float:
-    """Return the number of persons with images of equal weight whose mean varies as much as here.
+    """Return how many persons with equally many images would give a mean that varies as much.
 
     It is smaller than the number of persons if some persons have more images than others.
     units: person of each image, numbered from 0.
