@@ -205,9 +205,9 @@ def open_charge(
 ) -> Iterator[OwnCharge]:
     """Open a charge for `uses` Gaussian sums over the sensitive images, and yield the charge.
 
-    Every block opens a new charge. The first `sum` with a function that passes its trial journals the
-    whole charge, before an image is drawn. The charge then stays spent, and uses that remain at the
-    end of the block are lost. A block without such a `sum` costs nothing.
+    Every block opens a new charge. The first `sum` with a function that passes its trial journals
+    the whole charge, before an image is drawn. The charge then stays spent, and uses that remain at
+    the end of the block are lost. A block without such a `sum` costs nothing.
 
     If earlier releases influence your choice of sigma, uses or sample_rate, see `docs/concepts.md`
     for what is proven about the lifetime budget.
