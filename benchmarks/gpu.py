@@ -222,7 +222,7 @@ def gradients(found: Found) -> None:
             "of the gradient's norm",
         )
         found.check(
-            f"an image's gradient depends on neither its place nor other images in {name}",
+            f"in {name}, an image's gradient depends neither on its place nor on other images",
             apart < rounding,
             same,
         )
@@ -474,7 +474,7 @@ def votes(found: Found, setting: Setting, shape: tuple[int, int, int]) -> None:
     ]
     same = torch.equal(rows_alone(network, images[order], matters), rows[order])
     found.check(
-        "a vote depends on neither its image's place nor other images",
+        "a vote depends neither on its image's place nor on other images",
         same,
         "one by one" if matters else "in batches",
     )

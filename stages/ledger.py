@@ -28,8 +28,8 @@ app = typer.Typer(
 )
 LedgerPath = Annotated[Path, typer.Option("--ledger", help="Ledger file.")]
 OPINIONS_HELP = (
-    "own: compute ε with this package's accountants only. all: also with the two accountants of "
-    "Opacus, which must be installed."
+    "own: compute ε with this package's accountants only. all: also with Opacus's two "
+    "accountants, which must be installed."
 )
 LEDGER_ONLY_HELP = (
     "Check only the ledger, if you received it without its project. This option is refused inside "
@@ -72,7 +72,7 @@ def check(
     from sfumato.privacy.events import PROTECTED
 
     if opinions not in ("own", "all"):
-        raise ConfigError(f"--opinions {opinions} is unknown: give own or all")
+        raise ConfigError(f"--opinions {opinions}: expected own or all")
     state = None
     with suppress(ConfigError):  # reviewers may have no state directory; the check needs none
         state = state_dir()

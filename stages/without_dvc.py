@@ -132,7 +132,8 @@ def chosen(steps: Mapping[str, Step], targets: Sequence[str]) -> list[Step]:
     with explained(
         ConfigError,
         lambda error: (
-            f"dvc.yaml: stages read each other's outputs ({error}): remove one of these inputs"
+            f"dvc.yaml: the stages {' → '.join(error.args[1])} form a cycle, in which each "
+            "reads an output of the one before: remove one of these inputs"
         ),
         causes=(CycleError,),
     ):

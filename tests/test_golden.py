@@ -774,9 +774,9 @@ def computed(case: Case) -> dict[str, Tensor]:
         return run.seen | written(run.out)
 
 
-# Files whose numbers and names are results
+# JSON files whose numbers and texts are compared with the pinned results
 NUMBERS = ("counts.json", "saliency.json", "trainable.json")
-# Columns of CSV files that are results
+# Columns of CSV files that are compared with the pinned results
 COLUMNS = ("raw_norm", "debiased", "noised_gradient_norm", "parents")
 
 

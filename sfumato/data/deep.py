@@ -178,10 +178,12 @@ def decode_deep(
         return None
     if opened.format == "TIFF":
         return decode_tiff(file, span, name)
-    if opened.format != "PNG" or opened.getexif().get(Tag.Orientation, 1) != 1:
+    if opened.format != "PNG":
+        raise DataError(f"{name} has {bits} bits per value: save it as a PNG or TIFF.")
+    if opened.getexif().get(Tag.Orientation, 1) != 1:
         raise DataError(
-            f"{name} has {bits} bits per value: save it as a PNG or TIFF. The metadata must not "
-            "rotate or mirror it."
+            f"{name} has {bits} bits per value, and its EXIF orientation rotates or mirrors it: "
+            "rotate or mirror the pixels instead, and remove the orientation."
         )
     with installed("depth", name):
         from imagecodecs import png_decode
@@ -216,8 +218,7 @@ def decode_jpeg_2000(
     bits = depth_of(stream)
     if bits > 8 and len(opened.getbands()) > 1:
         raise DataError(
-            f"{name} is a JPEG 2000 in colour with {bits} bits per value: save it as a PNG or "
-            "TIFF. The metadata must not rotate or mirror it."
+            f"{name} is a JPEG 2000 in colour with {bits} bits per value: save it as a PNG or TIFF."
         )
     if bits < 9:
         return None
@@ -249,7 +250,7 @@ def decode_tiff(file: BinaryIO, span: Span | None, name: str) -> np.ndarray:
             held = f"{len(tiff.pages)} frame(s), {page.photometric.name}, of shape {page.shape}"
             raise DataError(
                 f"{name} contains {held}: save one frame in grey or RGB, with or without alpha. "
-                "The metadata must not rotate or mirror it."
+                "Its tag Orientation must be 1 or absent."
             )
         with room_for_picture(
             name, page.imagelength, page.imagewidth, page.samplesperpixel, page.dtype.itemsize

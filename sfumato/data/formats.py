@@ -78,7 +78,7 @@ SIGNATURES: Sequence[tuple[int, bytes, Format]] = (
     (0, b"NRRD000", Format("NRRD", VOLUME)),
     (0, b"ObjectType = Image", Format("MetaImage", VOLUME)),
     (0, b"NDims =", Format("MetaImage", VOLUME)),
-    (0, b"\x93NUMPY", Format("an array of NumPy", ARRAYS)),
+    (0, b"\x93NUMPY", Format("a NumPy array", ARRAYS)),
     (0, b"\x89HDF\r\n", Format("HDF5", ARRAYS)),
     (0, b"MATLAB 5.0 MAT-file", Format("an array of MATLAB", ARRAYS)),
     (0, b"CDF\x01", Format("netCDF or MINC", VOLUME)),

@@ -305,6 +305,7 @@ def refuse_crowd(sizes: np.ndarray, groups: Groups) -> None:
     if most > max(10 * usual, groups.largest or 30):
         raise DataError(
             f"data.groups assigns {most} images to one id, although 90 % of the ids have at most "
-            f"{usual:g} images. If this id means that the person is unknown, leave it empty. If it "
-            f"means one person, set data.groups.largest: {most}"
+            f"{usual:g} images. If this id means that the person is unknown, remove it (in a "
+            "table, leave its cells empty). If it means one person, set data.groups.largest: "
+            f"{most}"
         )

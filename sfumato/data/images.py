@@ -245,8 +245,8 @@ def check_images(
         )
     if len(labels) != len(images):
         raise DataError(
-            f"{directory / IMAGES} contains {len(images)} images but {LABELS} {len(labels)} "
-            "labels, expected one label per image."
+            f"{directory / IMAGES} contains {len(images)} images, but {LABELS} contains "
+            f"{len(labels)} labels: expected one label per image."
         )
     check_labels(labels, classes, directory / LABELS)
 

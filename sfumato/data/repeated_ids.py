@@ -122,10 +122,10 @@ def known_cells(cells: Sequence[str]) -> list[str]:
 def are_id_numbers(cells: Sequence[str]) -> bool:
     """Return whether nearly all cells are numbers that repeat and have the form of ids.
 
-    Numbers with more than SHORT digits are ids, unless they are dates or rounded to tens, as
-    amounts and times often are. Shorter numbers must have large gaps, and may be sizes. So at least
-    FEWEST_OTHERS of them must repeat, and none may have more than MOST_EACH pictures, because a
-    common size does.
+    Numbers with more than SHORT digits count as ids, unless they are dates or rounded to tens, as
+    amounts and times often are. Shorter numbers count only if there are large gaps between them.
+    They could also be sizes, and a common size has many pictures. So at least FEWEST_OTHERS of them
+    must repeat, and none may have more than MOST_EACH pictures.
     """
     numbers = [cell for cell in cells if re.fullmatch(r"\d{1,40}", cell)]
     if len(numbers) <= 0.9 * len(cells):  # also if there are none

@@ -202,6 +202,6 @@ def load_latents(state: Path, card: Card, key: str) -> LatentSet:
     if latents.dtype != np.float16 or len(latents) != len(images):
         raise DataError(
             f"{home} contains latents that do not belong to the images of the data card: remove "
-            "this directory and run the stage again"
+            "this directory, and run the same command again"
         )
     return LatentSet(latents, images.labels, images.classes, images.groups)

@@ -210,7 +210,7 @@ def changed_pictures(folder: Path, params: Params, state: Path) -> str | None:
     DVC does not notice such changes. A change of the settings in `data` also leads to the note.
     """
     file = dataset_directory(state, params.data.name) / LISTING
-    if not file.is_file() or is_url(params.data.path):  # planning needs no network
+    if not file.is_file() or is_url(params.data.path):  # planning must work offline
         return None
     key = secret_key(state, params.data.name)
     known = file.read_text(encoding="utf-8")

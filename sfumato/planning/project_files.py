@@ -175,7 +175,7 @@ def params_text(content: Mapping[str, object], notes: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True)
 class WorkflowPlace:
-    """Paths of the GitHub workflow that checks the ledger, and of its project.
+    """Paths of a project, and of the GitHub workflow that checks its ledger.
 
     path: path of the workflow, relative to the project's folder; directory: path of the project in
     its repository, or "" for the root.
@@ -268,7 +268,8 @@ def begin_repository(out: Path, say: Say) -> None:
     if not has_git:
         say(
             "git is not installed, so the project has no history, and no one else can check how "
-            "its ledger changed. Install git"
+            "its ledger changed. Install git, then run `git init` and `dvc config core.no_scm "
+            "false` in the project's folder"
         )
     elif git("-C", str(out), "rev-parse", "--git-dir")[0] != 0:
         git("init", "-q", str(out))

@@ -17,7 +17,7 @@ from sfumato.settings.stages import STAGES
 from sfumato.storage.artifacts import depends_on_charge
 from sfumato.storage.digest import digest_of
 
-Outcome = Literal["restore", "go on", "pay"]
+Outcome = Literal["restore", "resume", "pay"]
 # Folder of the release in a run's directory. It gets this name when it is complete.
 RELEASED = "released"
 OTHER_BYTES = (
@@ -119,7 +119,7 @@ def decide(
     if (last := last_for(work, left_open)) is None:
         return Decision(stage=work.stage, kind="pay")
     run = last[0]
-    kind: Outcome = "go on"
+    kind: Outcome = "resume"
     home = state / "runs" / run.id
     if (home / RELEASED).exists():  # The process was killed before it journalled the release.
         kind = "restore"

@@ -39,7 +39,8 @@ from sfumato.storage.digest import digest_of
 from sfumato.storage.documents import read_json, validated
 from sfumato.storage.files import replace_private
 
-# Largest error of ε by our privacy-loss distribution, if δ is at least SMALLEST_PLD_DELTA
+# Largest error of an ε that is computed with our privacy-loss distribution, if δ is at least
+# SMALLEST_PLD_DELTA
 PLD_ERROR = 2e-3
 
 

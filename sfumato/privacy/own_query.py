@@ -183,7 +183,7 @@ def trial_images(card: Card) -> tuple[Tensor, Tensor]:
 
 
 def unboxed(value: Any) -> Any:
-    """Return a number of NumPy as a number of Python, and any other value unchanged."""
+    """Convert a NumPy scalar to a Python scalar, and return any other value unchanged."""
     if isinstance(value, np.generic):
         return value.item()
     return value

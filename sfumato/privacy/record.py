@@ -70,10 +70,10 @@ def record_problems(place: str, record: object) -> list[str]:
     elif record["stage"] not in QUERIES:
         problems.append(f"{name} comes from stage {record['stage']!r}, which is not a query")
     if record["adjacency"] not in ADJACENCIES:
-        problems.append(f"{name} has adjacency {record['adjacency']!r}, which is unknown")
+        problems.append(f"{name} has the unknown adjacency {record['adjacency']!r}")
     grouped = record["unit"] == UNITS[GROUP]
     if record["unit"] not in UNITS.values():
-        problems.append(f"{name} has the unit {record['unit']!r}, which is unknown")
+        problems.append(f"{name} has the unknown unit {record['unit']!r}")
     elif grouped and "group_weight" not in record:
         problems.append(f"{name} protects groups, but has no group_weight")
     elif not grouped and "group_weight" in record:

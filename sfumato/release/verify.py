@@ -163,7 +163,7 @@ def check_epsilon(ledger, card):
         yield None, f"{text}, but not part of this program. Proven here: at most {bound:.6f}"
     target = ledger["target"]
     yield value <= target * (1 + TOLERANCE), f"epsilon: must not exceed the budget {target:g}"
-    # With the accountant pld, version 0.3 wrote the Renyi bound into the card
+    # With the accountant pld, version 0.3 wrote the Renyi bound into the card: accept either
     same = any(close(card["epsilon"], stated[name]) for name in (accountant, "rdp"))
     text = f"card.json: epsilon {card['epsilon']:.6f} at delta {card['delta']:g}"
     yield same and card["delta"] == delta, f"{text}, ledger.json states {value:.6f} at {delta:g}"

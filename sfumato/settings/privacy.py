@@ -43,7 +43,7 @@ class Privacy(Strict):
     # Public, rounded number of units: of images or, if `unit` is `group`, of persons. Sample rates,
     # σ and δ are computed from it. Required
     size_hint: Annotated[int, Field(ge=FEWEST_UNITS, le=MOST_UNITS)] | None = None
-    # Owner's statement that the number of units is public, and equals size_hint exactly. The
+    # Owner's statement that the number of units is public and equals size_hint exactly. The
     # guarantee then compares the set with a set in which one unit is replaced by a blank
     # (zero-out-one)
     declared_size: bool = False

@@ -95,7 +95,7 @@ CONVERT = (
 
 
 class OwnNetwork(Strict):
-    """A classification model of torchvision, chosen by name, with weights in a safetensors file.
+    """A torchvision classification model, chosen by name, with weights in a safetensors file.
 
     No code in the file is run.
     """
@@ -103,7 +103,7 @@ class OwnNetwork(Strict):
     path: str  # Path of the weights, a safetensors file
     # Expected sha256 of the file, 64 hexadecimal digits
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-    # Name of a classification model of torchvision, such as resnet18. The name efficientnet_lite0
+    # Name of a torchvision classification model, such as resnet18. The name efficientnet_lite0
     # is also accepted. The model's last linear layer is left out
     architecture: str
     # Side in pixels to which images are resized; None: no resizing

@@ -11,7 +11,7 @@ from sfumato.queries.feature_means import encoding_alone
 
 
 def test_it_gives_what_the_published_network_gives():
-    """Compare the first and the last logits for a ramp with
+    """Compare five of the 1 000 logits of a ramp with the output of
     github.com/ml-illustrated/EfficientNet-Lite-PyTorch 0.1.0.
     """
     network = efficientnet_lite0().eval()

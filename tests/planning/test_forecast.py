@@ -27,7 +27,7 @@ def test_more_units_epsilon_or_fit_never_lower_the_forecast(kind):
 
 
 def test_the_range_is_wider_for_a_few_hundred_persons():
-    """With 127 persons, a forecast of 58 % turned out as 12 %."""
+    """In a run with 127 persons, the forecast was 58 % and the result was 12 %."""
 
     def ends(units):
         found = re.search(r"(\d+) % \((\d+) to (\d+)\)", forecast("grey", units, 1000 / units, 1))

@@ -226,7 +226,7 @@ EDITS = {
     "units mixed": (lambda x: record_in(x, COUNT).update(OF_GROUPS), "different privacy units"),
     "unit unknown": (
         lambda x: record_in(x, COUNT).update(unit="one person"),
-        "unit 'one person', which is unknown",
+        "has the unknown unit 'one person'",
     ),
     "unit without a weight": (
         lambda x: record_in(x, COUNT).update(unit=UNITS[GROUP]),

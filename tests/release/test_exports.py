@@ -1,4 +1,4 @@
-"""Exports to Parquet, WebDataset and PNG folders, as other programs read them."""
+"""Test that other programs can read the exports to Parquet, WebDataset and PNG folders."""
 
 import csv
 import io

@@ -70,7 +70,7 @@ def write_ledger(folder: Path, accountant: str, *mechanisms: Mechanism) -> dict:
     records = Records.of(small_record(i, one) for i, one in enumerate(mechanisms))
     ledger = build_ledger(BUDGET | {"accountant": accountant}, records, [], head="0" * 64)
     (folder / "ledger.json").write_text(ledger_text(ledger))
-    spent = ledger["epsilon"][accountant]  # the rule of `cost_of`
+    spent = ledger["epsilon"][accountant]  # as in a release, the card states this ε
     edit_json(folder / "card.json", lambda content: content.update(epsilon=spent))
     return ledger
 

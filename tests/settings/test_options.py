@@ -139,7 +139,7 @@ def templates(function: ast.FunctionDef):
 
 
 def test_every_error_about_an_option_is_given_its_values():
-    """Without one of them, the program would end with an error about its own error message."""
+    """If a value were missing, formatting the message would itself raise an error."""
     known = {field.name for field in fields(InitOptions)} | {
         "delta",
         "unit",

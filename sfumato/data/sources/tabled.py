@@ -96,7 +96,10 @@ def table_cells(
 
 
 def files_below(root: Path) -> Iterator[Path]:
-    """Yield every visible file in a folder and its subfolders, sorted by name."""
+    """Yield every visible file below a folder: first its own files by name, then each subfolder's.
+
+    Links to folders are not followed.
+    """
     entries = visible(root)
     yield from (entry for entry in entries if not entry.is_dir())
     for entry in entries:

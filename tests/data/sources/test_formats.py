@@ -46,7 +46,7 @@ WHOLE = {  # file name: content, name of the format in the message, and advice
     "x.hdr": (nifti(), "NIfTI", "its name ends in .nii"),
     "x.nrrd": (b"NRRD0004\ntype: short\n", "NRRD", "save its slices"),
     "x.mha": (b"ObjectType = Image\nNDims = 3\n", "MetaImage", "save its slices"),
-    "x.npy": (npy(), "an array of NumPy", "np.savez"),
+    "x.npy": (npy(), "a NumPy array", "np.savez"),
     "x.npz": (npy(np.savez), "an .npz", "give the path of a single .npz instead"),
     "x.h5": (b"\x89HDF\r\n\x1a\n" + bytes(90), "HDF5", "np.savez"),
     "x.pdf": (b"%PDF-1.7\n", "PDF", "pdfimages"),
