@@ -45,7 +45,7 @@ def test_the_ledger_is_valid_at_the_stated_epsilon(name, epsilon, here):
 
 
 @pytest.mark.parametrize("name", RELEASES)
-def test_the_files_are_those_of_the_release_and_of_its_ledger(name):
+def test_the_files_belong_to_the_release_and_its_ledger(name):
     folder = GALLERY / name
     privacy = json.loads((folder / "privacy.json").read_text())
     page = (folder / "report.html").read_text()

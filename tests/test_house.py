@@ -551,7 +551,7 @@ def test_a_docstring_that_describes_what_is_not_there_is_seen(docstring, mistake
     assert docstring_mistakes(tree) == ([f"work: {mistake}"] if mistake else [])
 
 
-def test_a_class_may_describe_its_fields_and_those_of_its_base():
+def test_a_class_may_describe_inherited_fields():
     model = ast.parse(
         'class Model(Denoiser):\n    """Draws.\n\nclasses: of labels; own: a field."""\n   '
         " own: int"

@@ -28,7 +28,7 @@ def test_one_image_moves_the_discriminators_sum_by_the_clip(draws, layout, shape
     check_clip(model, dict(model.named_parameters()), (shown, labels, drawn), CLIP, 4)
 
 
-def test_an_images_gradient_equals_that_of_a_loop():
+def test_an_images_gradient_equals_a_loops():
     model, (shown, labels) = discriminator(), drawn_images(B)
     drawn = draw(model, shown, 2, Adversarial.noise_levels, torch.Generator().manual_seed(1))
     check_rows(

@@ -69,7 +69,7 @@ def test_the_bounds_of_mu_hold_the_truth_and_close_in_on_it():
     )
 
 
-def test_the_bound_of_one_run_is_that_of_coins_without_delta():
+def test_without_delta_the_bound_of_one_run_is_of_coins():
     """With δ = 0, guesses are right at most as often as a coin with probability e^ε/(1 + e^ε).
 
     With δ > 0, the same guesses prove less.
@@ -126,7 +126,7 @@ def most_likely(
 
 @pytest.mark.parametrize("case", [(12, 12, 10), (12, 12, 12), (20, 8, 7), (40, 10, 10)])
 @pytest.mark.parametrize("mu", [0.5, 1.0])
-def test_the_f_dp_bound_of_one_run_is_that_of_a_linear_program(mu, case):
+def test_the_f_dp_bound_of_one_run_solves_a_linear_program(mu, case):
     chance = most_likely(*case, *gaussian_curve(mu))
     least = least_chance(*gaussian_curve(mu))
     assert 0.001 < chance < 0.9

@@ -10,7 +10,7 @@ from sfumato.storage.artifacts import read_artifact, write_empty, writing
 RNG = np.random.default_rng(0)
 
 
-def test_entropy_is_that_of_the_grey_levels():
+def test_entropy_is_computed_from_grey_levels():
     flat = np.full(256, 9)
     halves = np.repeat([[3, 200]], 128, axis=0)
     every = np.arange(256)

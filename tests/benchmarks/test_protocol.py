@@ -65,7 +65,7 @@ def test_settings_rank_alike_on_two_halves_of_the_same_digits(sets):
     assert all({"synthetic", "real", "retrained"} <= row.keys() for row in found["settings"])
 
 
-def test_agreement_is_that_of_ranks():
+def test_agreement_is_a_rank_correlation():
     rows = [
         {"synthetic": s, "real": r} for s, r in ((0.1, 0.5), (0.2, 0.6), (0.9, 0.7), (0.5, 0.9))
     ]

@@ -381,7 +381,7 @@ def test_public_images_are_not_fewer_either(tmp_path, code):
         assert error.value.errno == code and not (tmp_path / "public").exists()
 
 
-def test_pictures_repaired_meanwhile_are_said_in_words(tmp_path, monkeypatch):
+def test_pictures_repaired_meanwhile_are_reported(tmp_path, monkeypatch):
     """If all pictures can be read again when the message is written, it must not report that 0
     files cannot be used.
     """

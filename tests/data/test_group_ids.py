@@ -359,7 +359,7 @@ def test_ids_with_parts_in_common_are_different(ids):
         "неизвестно",
     ],
 )
-def test_what_stands_for_nobody_is_no_id(name):
+def test_placeholders_are_no_ids(name):
     with pytest.raises(DataError, match="image 2 .* no id"):
         checked_ids(["P1", name, "P2"], Groups(array=True))
     assert checked_ids(["P1", name, "P2"], Groups(array=True, alone=True)) == ["P1", None, "P2"]
@@ -414,7 +414,7 @@ ANONYMOUS += [
 
 @pytest.mark.parametrize("name", ["0", "00", "0.0", "-1", "\u22121", *ANONYMOUS])
 @pytest.mark.parametrize("alone", [True, False])
-def test_what_may_stand_for_nobody_is_asked_about(name, alone):
+def test_possible_placeholders_are_asked_about(name, alone):
     with pytest.raises(DataError, match="image 2 .* often means an unknown person"):
         checked_ids(["P1", name, "P2"], Groups(array=True, alone=alone))
 

@@ -123,7 +123,7 @@ SHOWN_AS = {
 
 
 @pytest.mark.parametrize("name", SHOWN_AS)
-def test_a_picture_of_any_depth_is_shown_as_its_file_says(name, tmp_path):
+def test_a_picture_of_any_depth_follows_its_metadata(name, tmp_path):
     write, values, expected = SHOWN_AS[name]
     write(tmp_path / name, values)
     image = decode(tmp_path / name, span=(0, 4095))

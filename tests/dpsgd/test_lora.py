@@ -127,7 +127,7 @@ def test_an_adapter_does_what_its_product_does(name):
 
 
 @pytest.mark.parametrize("draws", [1, 4])
-def test_per_image_gradients_are_those_of_a_loop(draws):
+def test_per_image_gradients_equal_a_loops(draws):
     model = adapted(network())
     generator = torch.Generator().manual_seed(0)
     images = torch.rand(5, 1, 8, 8, generator=generator)
@@ -150,7 +150,7 @@ def test_per_image_gradients_are_those_of_a_loop(draws):
             )
 
 
-def test_gradients_of_foreign_layers_equal_those_of_a_loop():
+def test_gradients_of_foreign_layers_equal_a_loops():
     torch.manual_seed(0)
     model = adapted(Foreign(), FOREIGN)
     assert [type(layer) for layer in adapted_layers(model).values()] == [LoraLinear, LoraLinear]

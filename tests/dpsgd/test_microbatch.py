@@ -340,7 +340,7 @@ def test_a_run_goes_on_with_another_microbatch(model):
 
 @pytest.mark.parametrize("fast", [False, True])
 @pytest.mark.parametrize("said", [None, False, True])
-def test_the_precision_is_what_was_said_or_what_the_device_has(model, bfloat16, said, fast):
+def test_the_precision_is_as_set_or_the_devices(model, bfloat16, said, fast):
     bfloat16(fast)
     state = State(model, Finetune(draws=2), public_batch=16.0, autocast=said)
     assert state.autocast == (fast if said is None else said)

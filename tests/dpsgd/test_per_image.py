@@ -82,7 +82,7 @@ LAYERS = {
 
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("layout", ["contiguous", "channels last"])
-def test_the_gradients_of_a_layer_are_those_of_a_loop(name, layout):
+def test_the_gradients_of_a_layer_equal_a_loops(name, layout):
     make, shape = LAYERS[name]
     torch.manual_seed(0)
     module = make().double()

@@ -48,7 +48,7 @@ def test_the_networks_of_the_papers_have_their_published_size(network, millions)
 
 
 @pytest.mark.parametrize(("name", "expected"), DEPTHS.items())
-def test_a_network_is_as_deep_as_it_is_said_to_be(name, expected):
+def test_a_network_has_the_stated_depth(name, expected):
     """The depth is the number of convolutions in a row, plus one for the head.
 
     1×1 shortcuts do not count. By its paper, a WRN with 6n convolutions in its blocks has depth

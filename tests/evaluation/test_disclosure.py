@@ -19,7 +19,7 @@ from sfumato.release.release import generated_images
 PIXELS = Extractor(name="pixels", digest="pixels", embed=lambda images: images.flatten(1))
 
 
-def test_p_is_that_of_all_orders():
+def test_p_equals_the_share_among_all_orders():
     """7 training units and 4 strangers have 330 orders. p is the share of orders with at least
     `seen` training units before the first stranger.
     """
@@ -33,7 +33,7 @@ def test_p_is_that_of_all_orders():
     assert found["chance"] == pytest.approx(np.mean(before))
 
 
-def test_it_rings_by_mistake_as_often_as_it_says_at_most():
+def test_false_alarms_are_at_most_as_frequent_as_stated():
     """Test 1000 honest releases, twice.
 
     With fresh seeds, the number of small p-values would exceed one of the limits in at most about
@@ -62,7 +62,7 @@ def test_equal_distances_count_for_innocence():
     assert not any(found["rings"] for found in whole)
 
 
-def test_the_bound_on_epsilon_is_that_of_clopper_and_pearson():
+def test_the_bound_on_epsilon_is_clopper_and_pearsons():
     near = np.concatenate([np.zeros(40), np.ones(760)])
     strangers = np.arange(1.0, 201.0) / 100
     found = compare_nearness(near, strangers, "images")
@@ -100,7 +100,7 @@ def test_the_bound_on_epsilon_fails_at_most_once_in_twenty(epsilon):
     assert failures <= 20 and np.median(bounds) > 0.15 * epsilon
 
 
-def test_the_most_that_may_pass_unseen_is_what_it_says():
+def test_the_largest_undetected_number_is_as_stated():
     """`unseen` copies give no alarm, and one copy more does, even if all training images that were
     not copied are farther from the release than every stranger.
     """
@@ -208,7 +208,7 @@ def test_a_large_set_is_thinned_by_units(pool, monkeypatch):
     assert (found["units"], found["strangers"]) == (1000, 1000) and found["rings"]
 
 
-def test_public_images_are_not_tested_and_it_says_why(pool, tmp_path):
+def test_public_images_are_not_tested_for_a_stated_reason(pool, tmp_path):
     save_images(tmp_path, part := images(pool, np.arange(50)))
     assert generated_images(part, tmp_path).images.shape == part.images.shape
     np.save(tmp_path / "kinds.npy", np.repeat(["plain", "public", "blend"], [10, 20, 20]))

@@ -54,7 +54,7 @@ def pytorch_fid(monkeypatch):
 @pytest.mark.parametrize("rank", [16, 6, 1])
 @pytest.mark.parametrize("rows", [400, 17, 9])
 @pytest.mark.filterwarnings("ignore:.*singular")
-def test_the_frechet_distance_is_that_of_pytorch_fid(pytorch_fid, rank, rows):
+def test_the_frechet_distance_equals_pytorch_fids(pytorch_fid, rank, rows):
     a = skewed(rows, 16, rank, 3)
     b = skewed(300, 16, 16, 4)
     assert frechet_distance(a, b) == pytest.approx(pytorch_fid(a, b), rel=1e-3)
@@ -89,7 +89,7 @@ def mmd_by_loops(a, b):
     return within_a + within_b - 2 * sum(kernel(x, y) for x in a for y in b) / (n * m)
 
 
-def test_the_kernel_distance_is_that_of_its_definition():
+def test_the_kernel_distance_follows_its_definition():
     a = RNG.normal(size=(7, 3))
     b = RNG.normal(1, 2, size=(9, 3))
     assert squared_mmd(a, b) == pytest.approx(mmd_by_loops(a, b), rel=1e-12)

@@ -155,7 +155,7 @@ def test_the_calibration_error_follows_its_definition():
     assert calibration_error(np.zeros((4, 4)), np.arange(4)) == pytest.approx(0)
 
 
-def test_an_interval_holds_the_true_accuracy_as_often_as_it_says():
+def test_an_interval_has_its_stated_coverage():
     """With fresh seeds, correct intervals at 95 % would fail in one of 700 runs: fewer than 88 of
     100 would contain the true accuracy.
     """

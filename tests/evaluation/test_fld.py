@@ -39,7 +39,7 @@ def by_loops(points, centres, variances):
     return -total / (len(points) * points.shape[1])
 
 
-def test_the_likelihood_is_that_of_the_mixture():
+def test_the_likelihood_equals_the_mixtures():
     points = RNG.normal(size=(9, 3))
     centres = RNG.normal(size=(5, 3))
     variances = RNG.uniform(0.3, 2, size=5)
@@ -62,7 +62,7 @@ def test_a_set_counted_four_times_has_the_same_likelihood():
     assert parts == pytest.approx(whole, abs=1e-9)
 
 
-def test_the_widths_are_as_likely_as_those_of_a_gradient_method():
+def test_the_widths_are_as_likely_as_by_gradient_descent():
     """The mean log-likelihood by expectation-maximisation is at most 0.02 below the best that Adam
     finds with two learning rates.
     """

@@ -33,7 +33,7 @@ def scored(odds, second, classes=NAMES):
     return scored_by(lambda _: scores, holdout(second, classes), {})
 
 
-def test_the_numbers_are_those_of_their_definitions():
+def test_the_numbers_follow_their_definitions():
     odds, second = drawn()
     area, first, other = sensitivities(odds, second, np.ones(len(odds)))
     assert area == pytest.approx(roc_auc_score(second, odds))

@@ -132,7 +132,7 @@ def test_yardsticks_place_blurred_real_images_behind_real_ones(metrics):
     assert blurred["frechet"] > 3 * real["frechet"] and blurred["recall"] < real["recall"]
 
 
-def test_the_likeness_of_a_release_is_that_of_its_plain_images(sets):
+def test_likeness_is_measured_on_plain_images(sets):
     train, holdout, good, bad = sets
     config = quick(fidelity=("frechet",), seeds=(0, 1))
     found = evaluate_release({"release": bad, "plain": good}, train, holdout, config, PIXELS)

@@ -158,7 +158,7 @@ def test_a_handful_of_images_per_class_is_not_judged(labels):
     assert judged(0.9, labels=np.repeat(np.arange(4), [250, 250, 250, 10]))["level"] == "good"
 
 
-def test_the_verdict_says_whether_public_images_joined():
+def test_the_verdict_states_whether_public_images_joined():
     chosen = {"chosen": "without public images", "agreement": {}}
     assert (
         "The release was made without public images. This choice is based on a comparison of two "

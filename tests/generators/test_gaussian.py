@@ -41,7 +41,7 @@ def clouds() -> tuple[torch.Tensor, torch.Tensor]:
     return images.clamp(0, 1), labels
 
 
-def test_moments_are_those_of_the_coefficients(clouds):
+def test_moments_equal_the_coefficients_moments(clouds):
     images, labels = clouds
     found = release(clouds, 0.0)
     means, seconds = found.features.moments(found.table.double().T * 2)

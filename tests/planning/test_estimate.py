@@ -196,7 +196,7 @@ def test_a_damaged_file_or_one_of_another_machine_is_not_used(tmp_path):
         assert expected(tmp_path)[1] == first
 
 
-def test_a_stage_without_an_estimate_has_that_of_its_last_run(tmp_path):
+def test_without_an_estimate_the_last_run_counts(tmp_path):
     changes = {
         "recipe": "dpdm",
         "model": {"directory": "models/none"},

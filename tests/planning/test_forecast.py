@@ -84,7 +84,7 @@ def test_what_the_advice_asks_for_is_the_next_level(units, factor):
     assert ("or ε = " in said) == (asked[0] / units <= 10), "a weak guarantee is never recommended"
 
 
-def test_the_line_is_that_of_the_public_results():
+def test_the_curve_fits_the_public_results():
     """If this fails, run `python benchmarks/forecast.py`, which writes the line."""
     assert fit.fitted(fit.runs()) == LINE
 

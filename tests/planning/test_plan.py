@@ -563,7 +563,7 @@ def test_overlays_merge_by_key_but_mixtures_are_replaced():
         ({"size_hint": 100, "delta": 1e-3}, None),
     ],
 )
-def test_a_hint_that_weakens_the_guarantee_is_said(privacy, words):
+def test_a_hint_that_weakens_the_guarantee_is_reported(privacy, words):
     loaded = params(privacy=privacy)
     found = warnings_of(loaded, loaded.privacy.delta or default_delta(loaded.privacy.size), 10)
     assert [words in warning for warning in found] == ([True] if words else [])
@@ -624,7 +624,7 @@ def test_an_existing_project_keeps_accountant_and_noise():
     assert params(recipe="teacher-generator").privacy.accountant == "rdp"
 
 
-def test_the_committed_ledger_is_that_of_profile_digits():
+def test_the_committed_ledger_is_of_profile_digits():
     ledger = read_ledger(ROOT / "docs/gallery/digits/ledger.json")
     made = make_plan(params(recipe="full", profile="digits", privacy={"epsilon": 10}), card())
     recorded = {record["stage"]: record["event"] for record in ledger["records"]}

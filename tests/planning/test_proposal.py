@@ -308,7 +308,7 @@ def test_a_size_below_the_images_lowers_the_forecast():
 
 
 @pytest.mark.parametrize("side", [28, 32, 48, 64, 128, 256])
-def test_no_photograph_is_in_a_release_that_nobody_asked_for(side):
+def test_photographs_are_used_only_on_request(side):
     """The recipe of small colour images takes edges from two photographs, of a palace and of a
     flower.
     """

@@ -9,7 +9,7 @@ from sfumato.privacy.odometer import CLOSE, Run
 from sfumato.settings.stages import STAGES
 
 
-def test_minutes_are_those_of_stages_that_will_run(tmp_path):
+def test_minutes_count_only_stages_that_will_run(tmp_path):
     """An earlier version announced 48.3 minutes for a second run that took 5.4."""
     made = make_plan(params(), card())
     out = tmp_path / "artifacts" / "plan"

@@ -71,7 +71,7 @@ def test_the_three_conversions_of_one_run():
     assert all(conversion(a, 1e-5) < conversion(a, 1e-5, classic=True) for a in ORDERS)
 
 
-def test_cheap_queries_cost_what_methods_says():
+def test_cheap_queries_cost_as_documented():
     for noise, cost in ((50, 0.075), (100, 0.036)):
         assert epsilon([GaussianDpEvent(noise)], default_delta(55_000)) == pytest.approx(
             cost, abs=0.001

@@ -47,14 +47,14 @@ def names(model: UNet) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("draws", [1, 8])
-def test_per_image_gradients_are_those_of_a_loop(model, draws):
+def test_per_image_gradients_equal_a_loops(model, draws):
     images, labels, drawn = batch(model, draws)
     shown = torch.where(drawn.drop, model.classes, labels[:, None])
     check_rows(model, names(model), (images, labels, drawn), lambda i: shown[i])
 
 
 @pytest.mark.parametrize("draws", [1, 8])
-def test_gradients_of_several_labels_equal_those_of_a_loop(draws):
+def test_gradients_of_several_labels_equal_a_loops(draws):
     """Test images with none, one, two and all of the labels. If a row of labels has entries other
     than 0 and 1, its image is treated as unlabelled.
     """

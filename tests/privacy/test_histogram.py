@@ -112,7 +112,7 @@ def test_logits_do_not_depend_on_the_number_of_threads(undecided, sample):
     assert torch.equal(*answers)
 
 
-def test_the_logits_are_those_of_the_network(trained, sample):
+def test_the_logits_equal_the_networks(trained, sample):
     with torch.no_grad():
         torch.testing.assert_close(
             rows_alone(trained, sample[0]), trained(sample[0]), rtol=1e-4, atol=1e-4

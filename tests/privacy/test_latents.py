@@ -72,7 +72,7 @@ def batch(model, draws: int, images: int = B):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("trainable", ["attention-lora", "all"])
-def test_per_image_gradients_are_those_of_a_plain_loop(models, kind, trainable):
+def test_per_image_gradients_equal_a_plain_loops(models, kind, trainable):
     model, parameters = network(models, kind, trainable)
     latents, labels, drawn = batch(model, 2, images=5)
     known = torch.tensor([0, 1, 2, 3, 3])  # out of range: no label

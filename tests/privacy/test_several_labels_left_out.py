@@ -97,7 +97,7 @@ def test_any_labels_move_every_sum_by_at_most_the_bound(name, who, some):
     assert min(moved) > 0.2 * case.bound and max(moved) <= case.bound * (1 + case.rounding)
 
 
-def test_rows_of_labels_have_the_norms_that_are_said():
+def test_rows_of_labels_have_the_stated_norms():
     """Test any number of labels; an entry other than 0 or 1 counts as 0."""
     labels = torch.tril(torch.ones(LABELS + 1, LABELS), -1).to(torch.uint8)
     assert labels.sum(1).tolist() == list(range(LABELS + 1))

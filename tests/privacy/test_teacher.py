@@ -100,7 +100,7 @@ def test_it_releases_once_per_step_at_the_clip(digits):
     torch.testing.assert_close(weights, walked.mean(0))
 
 
-def test_steps_are_preconditioned_slowed_and_averaged_as_said():
+def test_steps_are_preconditioned_slowed_and_averaged():
     rows = torch.nn.functional.normalize(torch.rand(50, 4), dim=1)
     labels = torch.arange(50) % CLASSES
     covariance = torch.diag(torch.tensor([1.0, 0.1, 0.01, 0.0]))
@@ -116,7 +116,7 @@ def test_steps_are_preconditioned_slowed_and_averaged_as_said():
     )
 
 
-def test_without_noise_it_learns_and_says_so_after_it_was_saved(digits, tmp_path):
+def test_without_noise_it_learns_and_keeps_its_record(digits, tmp_path):
     settings = Teacher(dimension=64, steps=40, learning_rate=30.0)
     network = train_public_classifier(
         digits, Classifier(network="whitened", width=8, steps=60), seed=0

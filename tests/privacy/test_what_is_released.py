@@ -150,7 +150,7 @@ def test_all_entropy_of_the_system_enters_and_nothing_else(monkeypatch, name):
         entropy[place] ^= 1
 
 
-def test_the_noise_is_made_by_a_cipher_as_its_record_says():
+def test_the_noise_is_made_by_a_cipher_as_recorded():
     source = NoiseSource()
     assert "AES" in source.label
     assert isinstance(source.generator.bit_generator, AESCounter)

@@ -133,7 +133,7 @@ def test_merging_again_adds_the_noise_of_all(tmp_path):
     )
 
 
-def test_merged_counts_of_several_labels_are_those_of_the_sum(tmp_path):
+def test_merged_counts_of_several_labels_are_of_the_sum(tmp_path):
     noisy = torch.arange(8.0).double() * 100
     parts = [write_counts(tmp_path / owner, noisy, 3.0, owner, public_several) for owner in "ab"]
     (tmp_path / "ab").mkdir()
@@ -253,7 +253,7 @@ def test_without_a_declaration_all_charges_are_composed():
     )
 
 
-def test_a_set_that_is_not_apart_counts_for_everybody():
+def test_a_set_that_is_not_apart_counts_for_all_owners():
     """The public images were made from a third set. A person in this set may also be in one of the
     other two.
     """

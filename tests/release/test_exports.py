@@ -55,7 +55,7 @@ def test_pandas_gives_back_the_pixels_and_labels(release, tmp_path):
             assert np.array_equal(np.asarray(opened).reshape(image.shape), image)
 
 
-def test_the_schema_says_image_and_class_label_with_the_names(release, tmp_path):
+def test_the_schema_has_images_and_named_class_labels(release, tmp_path):
     save_parquet(tmp_path, release, KINDS, MARK)
     features = json.loads(parquet.read_schema(tmp_path / PARQUET).metadata[b"huggingface"])["info"][
         "features"

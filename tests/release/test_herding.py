@@ -43,7 +43,7 @@ def test_the_kept_images_have_the_releases_proportions(drawn, means):
     assert len(rows) == len(rows.unique()) == 100
 
 
-def test_their_mean_is_nearer_than_that_of_as_many_at_random(drawn, means, features):
+def test_their_mean_is_nearer_than_of_a_random_choice(drawn, means, features):
     target = means.table[:, 1] / 0.75
     rows = features(drawn[0][200:] / 255)
     chosen = nearest_mean(rows, target, 50)

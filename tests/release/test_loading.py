@@ -393,7 +393,7 @@ def test_the_readmes_code_runs_with_numpy_and_pillow(digits, tmp_path, picture):
     assert np.array_equal(json.loads(x), sfumato.load_release(path).prepare(picture))
 
 
-def test_a_release_says_what_it_is_in_three_lines(release):
+def test_a_release_is_described_in_three_lines(release):
     first, second, third = repr(release).splitlines()
     assert "40 images of 8×8×1 (40 plain)" in first and "10 classes: 0, 1" in second
     assert f"ε = {release.cost['epsilon']:.4g}" in third and third.endswith(
@@ -401,7 +401,7 @@ def test_a_release_says_what_it_is_in_three_lines(release):
     )
 
 
-def test_a_project_says_where_its_release_is(digits, tmp_path):
+def test_a_project_names_the_path_of_its_release(digits, tmp_path):
     write_release(tmp_path / "artifacts" / "synthesize", digits)
     with pytest.raises(DataError, match="is a project folder: name .*artifacts/synthesize, its"):
         sfumato.load_release(tmp_path)

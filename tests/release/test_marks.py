@@ -62,7 +62,7 @@ def test_public_images_are_called_that_and_never_generated(digits, tmp_path):
 
 
 @pytest.mark.parametrize("sources", [("finetune",), ("select",)])
-def test_a_table_says_it_too_and_so_does_each_picture_in_it(digits, tmp_path, sources):
+def test_tables_and_their_pictures_are_marked_too(digits, tmp_path, sources):
     mark = mark_of(sources)
     five = digits.take(np.arange(5))
     save_parquet(tmp_path, five, np.full(5, "plain"), mark)

@@ -459,7 +459,7 @@ def test_numbers_are_recomputed_and_hashes_match_the_files(tmp_path, pages):
     assert "1 files, each listed" in page
 
 
-def test_a_declared_size_is_said(tmp_path):
+def test_a_declared_size_is_stated(tmp_path):
     records = [{**r, "adjacency": "zero-out-one"} for r in RECORDS]
     release = write_release(tmp_path / "synthesize", records)
     ledger = write_ledger(tmp_path / "ledger.json", records)

@@ -76,7 +76,7 @@ def write_ledger(folder: Path, accountant: str, *mechanisms: Mechanism) -> dict:
 
 
 @pytest.mark.parametrize("recipe", NAMES)
-def test_epsilon_is_that_of_ledger_check_for_every_recipe(recipe):
+def test_epsilon_equals_ledger_check_for_every_recipe(recipe):
     """Both numbers are equal if every query draws all images. Otherwise, the number of `verify.py`
     is never smaller, for any accountant.
     """

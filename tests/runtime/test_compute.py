@@ -53,7 +53,7 @@ def test_a_missing_gpu_is_an_error_if_requested(environment, cuda):
     no_cuda.cache_clear()
 
 
-def test_a_driver_that_is_too_old_is_said_in_one_line_and_once(cuda, capsys):
+def test_an_old_driver_is_reported_once_in_one_line(cuda, capsys):
     def old() -> bool:
         warnings.warn(
             "The NVIDIA driver on your system is too old\n  (found 1.0)", UserWarning, stacklevel=2

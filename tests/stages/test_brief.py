@@ -46,7 +46,7 @@ def test_no_image_is_read(scans):
     assert not Path("state/data").exists() and not Path("artifacts").exists()
 
 
-def test_the_bounds_are_those_of_the_release(scans):
+def test_the_bounds_equal_the_releases(scans):
     scans.run("brief")
     before = Path("brief/brief.md").read_text()
     scans.run_all("prepare sensitive", "prepare public", "plan")

@@ -120,7 +120,7 @@ def test_nothing_heavy_is_imported_unasked(code, unasked):
     assert "--help" not in code or time.perf_counter() - start < 5
 
 
-def test_a_recipe_with_public_images_says_how_to_get_them(desk):
+def test_a_recipe_with_public_images_states_their_source(desk):
     desk.params(recipe="full")
     desk.run("prepare sensitive")
     desk.run("plan", "stage prepare public", code=4)
@@ -154,7 +154,7 @@ def test_unknown_options_and_commands_exit_2(desk, command):
     desk.run(command, code=2)
 
 
-def test_a_stage_without_a_plan_says_so(desk):
+def test_a_stage_without_a_plan_asks_for_one(desk):
     for stage in (
         "count",
         "central",
@@ -193,7 +193,7 @@ NOISE = (
         ("dp-merf", {}, 0),
     ],
 )
-def test_the_dry_run_says_how_much_of_a_step_of_dpsgd_is_noise(desk, recipe, changes, least):
+def test_the_dry_run_states_the_noise_of_a_step_of_dpsgd(desk, recipe, changes, least):
     desk.base = {"recipe": recipe, "finetune": {"batch": 300, "steps": 7}}
     desk.params(**changes)
     desk.run("prepare sensitive")
@@ -347,7 +347,7 @@ def test_what_the_machine_cannot_do_is_one_sentence(fails, fault, code, words):
     assert found == code and words in text
 
 
-def test_permission_denied_says_which_command_gives_it(tmp_path):
+def test_permission_denied_names_the_command_to_grant_it(tmp_path):
     denied = PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "x"))
     wanted = f"{tmp_path / 'x'}: Permission denied. Give yourself access: chmod u+rwX {tmp_path}"
     assert machine_problem(denied) == wanted, "of a file that is not there yet, to its folder"

@@ -136,7 +136,7 @@ def test_what_its_own_verifier_refuses_is_not_written(project, desk, monkeypatch
     assert not Path("out").exists()
 
 
-def test_the_package_is_signed_and_says_so(project, desk):
+def test_the_package_is_signed_and_states_this(project, desk):
     chain, key = write_chain(project, "Office")
     desk.run(f"egress out --certificate {chain} --key {key}")
     assert all(passed for passed, text in results_of(project / "out") if passed is not None)
@@ -165,7 +165,7 @@ def test_a_pattern_is_promised_only_if_it_can_be_found(here, digits, desk, facto
     assert ("pattern: found" in text) == found
 
 
-def test_without_a_certificate_the_form_says_so(project, desk):
+def test_the_form_states_that_a_certificate_is_missing(project, desk):
     desk.run("egress out")
     assert "because no certificate was given" in Path("out/risk-form.html").read_text()
 

@@ -175,7 +175,7 @@ def test_killed_in_the_middle_it_is_run_again(desk, monkeypatch, times):
     desk.run("count", "already released", code=3)
 
 
-def test_images_that_are_in_use_and_those_of_others_stay(desk):
+def test_images_in_use_and_of_other_projects_stay(desk):
     run = next(Path("state/runs").iterdir())
     for name in ("lock", "copying.lock"):
         with FileLock(run / name):
@@ -474,7 +474,7 @@ def a_folder(journal: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [cut, edited, unreadable, without_its_key, lost, a_folder])
-def test_images_are_forgotten_whatever_the_journal_says(desk, damage):
+def test_images_are_forgotten_with_any_journal(desk, damage):
     journal = Path("state/odometer/clinic.jsonl")
     damage(journal)
     before = journal.read_bytes() if journal.is_file() else None

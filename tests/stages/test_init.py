@@ -302,9 +302,7 @@ def test_an_officers_words_are_asked_on_a_terminal(answers, terminal, yes, secti
         ),
     ],
 )
-def test_where_nobody_answers_it_says_which_options_it_lacks(
-    desk, quick, project, tmp_path, given, lacking
-):
+def test_without_answers_missing_options_are_named(desk, quick, project, tmp_path, given, lacking):
     write_shapes(tmp_path / "in", each=20)
     desk.run(
         f"init {tmp_path / 'in'} {given}", "there is no terminal for questions", lacking, code=2
@@ -485,7 +483,7 @@ def test_relative_paths_start_at_the_project_from_any_folder(
     assert "have changed since" not in desk.run("plan --dry-run")
 
 
-def test_what_the_plan_would_warn_of_is_said_at_once(desk, quick, project, tmp_path):
+def test_warnings_of_the_plan_are_shown_by_init(desk, quick, project, tmp_path):
     root = write_shapes(tmp_path / "in", each=10)
     warnings = "the guarantee is almost meaningless", "so few units cannot be protected"
     # The output is a log

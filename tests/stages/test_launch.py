@@ -110,7 +110,7 @@ def test_a_module_in_the_current_folder_does_not_run(environment, here, monkeypa
     assert not (here / "ran").exists()
 
 
-def test_the_exit_code_is_that_of_the_first_process(environment):
+def test_the_first_process_determines_the_exit_code(environment):
     """`torchrun` itself would end with 1."""
     environment[launch.LAUNCH] = leaving(3, 1)
     assert launch.again() == 3

@@ -128,7 +128,7 @@ def test_two_clinics_release_together_at_their_own_epsilon(
     assert together["epsilon"]["rdp"] > 1.1 * ledger["epsilon"]["rdp"]
 
 
-def test_a_merged_project_says_why_it_has_no_settings(clinics):
+def test_a_merged_project_explains_why_it_has_no_settings(clinics):
     clinics.run("merge south north --out both --different-people")
     os.chdir("both")
     for command in ("plan --dry-run", "ledger adopt", "prepare sensitive"):

@@ -106,7 +106,7 @@ def test_a_cap_needs_the_count(clinic):
     clinic.run("plan", "add count to `run`", code=2)
 
 
-def test_a_plan_without_a_unit_says_so_and_is_what_it_always_was(clinic):
+def test_a_plan_without_a_unit_warns_and_keeps_its_digest(clinic):
     drop_ids()
     plans = []
     for privacy in ({}, {"unit": "image"}):

@@ -85,7 +85,7 @@ def test_on_a_terminal_the_reason_is_shown(clinic, desk):
 
 
 @pytest.mark.parametrize("command", ["init ~nosuch/x --epsilon 1 --yes", "prepare sensitive"])
-def test_the_home_of_nobody_is_one_sentence(desk, command):
+def test_an_unknown_home_directory_is_one_sentence(desk, command):
     desk.params(
         recipe="dp-merf", data={"source": "imagefolder", "dataset_id": "a", "path": "~nosuch/x"}
     )

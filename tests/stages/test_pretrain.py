@@ -119,7 +119,7 @@ def test_only_what_the_phases_need_is_read(stage, tmp_path, capsys):
     )
 
 
-def test_an_empty_selection_is_an_error_that_says_so(stage, tmp_path):
+def test_an_empty_selection_is_a_clear_error(stage, tmp_path):
     public(tmp_path / "public")
     write_empty(tmp_path / "select", "select")
     with pytest.raises(

@@ -86,7 +86,7 @@ def test_two_threads_plan_two_projects_and_each_gets_its_own(project, tmp_path):
     assert Path.cwd() == tmp_path / "elsewhere" and not any(Path().iterdir())
 
 
-def test_options_are_those_of_stage_init(project, tmp_path):
+def test_options_equal_those_of_stage_init(project, tmp_path):
     images = {"images": project.folder.parent / "photos", "epsilon": 5}
     with pytest.raises(TypeError, match="nonsense"):
         sfumato.Project.create(tmp_path / "other", **images, nonsense=1)

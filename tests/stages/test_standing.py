@@ -103,7 +103,7 @@ def test_the_preview_shows_each_class_in_a_row_of_its_own(classes, here):
     assert shown == [[20 * row] * columns for row in range(rows)]
 
 
-def test_only_what_dvc_has_just_said_is_taken_back(desk):
+def test_only_lines_that_dvc_just_printed_are_removed(desk):
     desk.terminal = True
     assert ERASED.match(desk.run("central"))[1] == "4"
     os.utime("dvc.lock", (0, time.time() - 60))

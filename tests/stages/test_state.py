@@ -15,7 +15,7 @@ FIRST, SECOND = (
 )
 
 
-def test_the_history_says_where_the_whole_state_is_an_older_copy(desk):
+def test_the_history_reports_an_older_copy_of_the_state(desk):
     desk.params(recipe="dpdm")
     desk.run_all("prepare sensitive", "plan")
     state = Path("state").absolute()

@@ -32,7 +32,7 @@ def test_each_entry_of_a_journal_names_its_actor(tmp_path, environment):
     assert (tmp_path / LOG).stat().st_mode & 0o777 == 0o600
 
 
-def test_the_account_is_named_whatever_the_variable_says(tmp_path, environment, monkeypatch):
+def test_the_account_is_named_without_the_variable(tmp_path, environment, monkeypatch):
     environment[ACTOR] = "Ann"
     environment["LOGNAME"] = environment["USER"] = "Eve"
     log_access(tmp_path)

@@ -109,7 +109,7 @@ def test_kmnist_takes_the_training_part_alone(tmp_path):
     assert source.classes[:2] == ("o", "ki") and labels.tolist() == [0, 1, 2, 3, 4]
 
 
-def test_no_more_is_unpacked_than_the_header_says(tmp_path):
+def test_no_more_is_unpacked_than_the_header_states(tmp_path):
     (tmp_path / "bomb.gz").write_bytes(gzip.compress(header(1, 28, 28) + bytes(2**26)))
     tracemalloc.start()
     with pytest.raises(DataError, match="more than 784 values"):

@@ -59,7 +59,7 @@ class Unreachable:
 
 
 @pytest.mark.parametrize("name", sorted({*SOURCES} - {"digits", *DRAWN, *OF_THE_OWNER}))
-def test_a_failed_download_says_where_to_put_the_files(tmp_path, monkeypatch, name):
+def test_a_failed_download_names_the_folder_for_the_files(tmp_path, monkeypatch, name):
     monkeypatch.setattr(idx, "DEBIAN_FASHION_MNIST", tmp_path / "package")
     monkeypatch.setitem(sys.modules, "torchvision", Mock(datasets=Unreachable()))
     with pytest.raises(DataError, match="no route to host") as caught:
