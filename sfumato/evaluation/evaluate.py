@@ -179,11 +179,13 @@ def labelling_of(synthetic: Mapping[str, ImageSet], release: Path) -> Metrics:
     """Return facts about the labels of a release. Unknown entries are left out.
 
     "mixture" is the card's entry about the decision whether to include public images. "agreement"
-    is the share of plain images that have the label requested from the generator.
+    is the share of plain images that have the label requested from the generator, and
+    "chance_agreement" is the share to expect by chance.
     """
     found: Metrics = {key: value for key, value in card_of(release).items() if key == "mixture"}
     if PLAIN in synthetic:
-        found["agreement"] = requested_agreement(synthetic[RELEASE], release)
+        agreed, by_chance = requested_agreement(synthetic[RELEASE], release)
+        found |= {"agreement": agreed, "chance_agreement": by_chance}
     return found
 
 

@@ -163,11 +163,12 @@ def remarks(
             f"{100 * real:.0f} %"
         )
     agreed = metrics.get("agreement", 1.0)
-    if (agreed - chance) / (1 - chance) < VERDICT_LEVELS["poor"][0]:
+    by_chance = metrics.get("chance_agreement", 0.0)
+    if agreed - by_chance < VERDICT_LEVELS["poor"][0] * (1 - by_chance):
         yield (
             f"Only {100 * agreed:.0f} % of the drawn images have the label that was requested from "
-            f"the generator ({100 * chance:.0f} % would be expected by chance), so the images do "
-            "not show what their labels state"
+            f"the generator ({100 * by_chance:.0f} % would be expected by chance), so the images "
+            "do not show what their labels state"
         )
         if learned:
             yield f"Share the {better} instead"

@@ -164,10 +164,14 @@ def plain_requests(directory: Path) -> tuple[np.ndarray, np.ndarray]:
     return plain, requested[plain]
 
 
-def requested_agreement(released: ImageSet, directory: Path) -> float:
-    """Return the share of plain images that the teacher labelled with the requested class."""
+def requested_agreement(released: ImageSet, directory: Path) -> tuple[float, float]:
+    """Return the share of plain images that the teacher labelled with the requested class, and the
+    share to expect by chance.
+    """
     plain, requested = plain_requests(directory)
-    return float((released.labels[plain] == requested).mean())
+    labels = released.labels[plain]
+    shares = [per_class(each, len(released.classes)) / len(plain) for each in (labels, requested)]
+    return float((labels == requested).mean()), float(shares[0] @ shares[1])
 
 
 def generated_images(released: ImageSet, directory: Path) -> ImageSet | None:

@@ -103,14 +103,27 @@ def test_a_teacher_that_beats_real_training_is_the_ruler():
 
 
 @pytest.mark.parametrize(
-    ("agreement", "stated"), [(0.2, True), (0.25, True), (0.3, True), (0.35, False), (0.9, False)]
+    ("agreement", "chance", "stated"),
+    [
+        (0.2, 0.25, True),
+        (0.25, 0.25, True),
+        (0.3, 0.25, True),
+        (0.35, 0.25, False),
+        (0.9, 0.25, False),
+        (0.82, 0.82, True),
+        (0.9, 0.82, False),
+        (1.0, 1.0, False),
+    ],
 )
-def test_labels_that_agree_with_requests_by_chance_are_named(agreement, stated):
+def test_labels_that_agree_with_requests_by_chance_are_named(agreement, chance, stated):
+    """If nine of ten images are of one class, 82 % agree by chance."""
     teacher = {"accuracy": 0.5, "balanced_accuracy": 0.5}
-    said = judged(0.5, agreement=agreement, teacher=teacher)["sentence"]
+    found = {"agreement": agreement, "chance_agreement": chance}
+    said = judged(0.5, **found, teacher=teacher)["sentence"]
     assert ("label that was requested from the generator" in said) is stated
     assert ("Share the teacher" in said) is stated
-    assert "Share" not in judged(0.5, agreement=agreement)["sentence"], "there is no teacher"
+    assert "Share" not in judged(0.5, **found)["sentence"], "there is no teacher"
+    assert f"({100 * chance:.0f} % would be expected by chance)" in said or not stated
 
 
 def test_the_teacher_is_recommended_where_it_is_better():
@@ -124,7 +137,8 @@ def test_a_teacher_near_chance_is_not_recommended():
     """On 40 images, 30 % is not clearly better than 25 %."""
     few = np.arange(40) % 4
     teacher = {"accuracy": 0.3, "balanced_accuracy": 0.3, "membership": {"rings": True}}
-    found = judged(0.25, real=0.26, labels=few, agreement=0.25, teacher=teacher)
+    by_chance = {"agreement": 0.25, "chance_agreement": 0.25}
+    found = judged(0.25, real=0.26, labels=few, **by_chance, teacher=teacher)
     assert found["level"] == "unknown" and "label that was requested" in found["sentence"]
     for words in ("use the teacher", "Share", "counts as"):
         assert words not in found["sentence"]

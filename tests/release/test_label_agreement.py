@@ -5,8 +5,12 @@ import pytest
 import torch
 from small_release import write_teacher
 
+from sfumato.data.images import ImageSet
 from sfumato.features.teacher_network import load_teacher_network
+from sfumato.release.card import REQUESTED_LABELS
 from sfumato.release.label_agreement import agreement_beyond_chance, labels_fit
+from sfumato.release.loading import KINDS_FILE
+from sfumato.release.release import requested_agreement
 from sfumato.settings.release import Synthesize
 
 
@@ -33,6 +37,18 @@ def test_agreement_is_0_by_chance_and_near_1_for_digits(teacher, real):
     assert agreement_beyond_chance(teacher, *real) > 0.7
     images, labels = real
     assert agreement_beyond_chance(teacher, images[labels == 3], labels[labels == 3]) == 1
+
+
+def test_unequal_classes_agree_more_often_by_chance(tmp_path):
+    """If the teacher knows nothing, and 90 % of the images are of one class, 0.9² + 0.1² agree."""
+    requested = np.repeat([0, 1], [900, 100])
+    given = np.random.default_rng(0).permutation(requested)
+    np.save(tmp_path / KINDS_FILE, np.array(["plain"] * 1000 + ["distorted"] * 10))
+    np.save(tmp_path / REQUESTED_LABELS, requested)
+    images = np.zeros((1010, 1, 1, 1), np.uint8)
+    released = ImageSet(images, np.append(given, np.ones(10, np.int64)), ("a", "b"))
+    agreed, by_chance = requested_agreement(released, tmp_path)
+    assert by_chance == pytest.approx(0.82) and agreed == pytest.approx(0.82, abs=0.03)
 
 
 def test_half_fitting_labels_have_half_the_agreement(teacher, real):
