@@ -84,12 +84,12 @@ SOURCES = {"finetune": 4, "auxiliary": 8}
 CLASSES = ("benign", "<script>alert(1)</script>")
 
 
-def write_release(path: Path, records=RECORDS, sources=SOURCES, **more) -> Path:
+def write_release(path: Path, records=RECORDS, sources=SOURCES, channels=1, **more) -> Path:
     with writing(path, "synthesize", records=records, **more) as directory:
         images = np.arange(12 * 64, dtype=np.uint8).reshape(12, 8, 8, 1)
         save_images(directory, ImageSet(images, np.arange(12) % 2, CLASSES))
         save_png(directory / "grid.png", images.reshape(96, 8))
-        card = {"images": 12, "shape": [1, 8, 8], "classes": CLASSES, "sources": sources}
+        card = {"images": 12, "shape": [channels, 8, 8], "classes": CLASSES, "sources": sources}
         card["kinds"] = {"plain": 8, "distorted": 4}
         (directory / "card.json").write_text(json.dumps(card))
         save_png(directory / "png" / "0" / "0.png", images[0])
@@ -315,6 +315,24 @@ def test_the_owners_edition_shows_the_project_on_the_curve(desk, tmp_path):
     assert len(places) == len(curve("grey", 1)["runs"]) and all(
         0 <= x <= 560 and 0 <= y <= 200 for _, x, y in places
     )
+
+
+@pytest.mark.parametrize(
+    ("sources", "channels", "kind"),
+    [
+        ({"select": 12}, 1, "chosen"),
+        ({"select": 12}, 3, "chosen"),
+        ({"refine": 9, "select": 3}, 1, "grey"),
+        ({"refine": 9, "select": 3}, 3, "colour"),
+    ],
+)
+def test_the_curve_is_of_the_kind_that_init_forecasts(tmp_path, sources, channels, kind):
+    """`forecast.kind_of` returns "chosen" only if all released images are public."""
+    release = write_release(tmp_path / "release", sources=sources, channels=channels)
+    kinds = []
+    local = Local(curve=lambda *about: kinds.append(about[0]) or curve(*about))
+    report_page(release, write_ledger(tmp_path / "ledger.json"), local)
+    assert kinds == [kind]
 
 
 def test_the_last_page_states_what_may_be_shared(desk):
