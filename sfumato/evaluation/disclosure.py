@@ -76,7 +76,8 @@ def disclosure(
 def membership(network: ImageClassifier, train: ImageSet, holdout: ImageSet) -> dict:
     """Test whether a network has lower losses on training images than on hold-out images.
 
-    `compare_nearness` describes the test. Losses are used as distances.
+    `compare_nearness` describes the test. Losses are used as distances. Returns its result without
+    "sentence", which describes distances to a release.
     """
 
     def losses(real: ImageSet) -> np.ndarray:
@@ -85,7 +86,9 @@ def membership(network: ImageClassifier, train: ImageSet, holdout: ImageSet) -> 
             return -np.log(shares[np.arange(len(shares)), real.labels])
         return -np.log(np.where(real.labels > 0, shares, 1 - shares)).sum(axis=1)
 
-    return compare_sets(losses, train, holdout, np.random.default_rng(0))
+    found = compare_sets(losses, train, holdout, np.random.default_rng(0))
+    del found["sentence"]
+    return found
 
 
 def compare_sets(
