@@ -55,6 +55,15 @@ def test_equal_sets_are_perfect_and_far_sets_worthless():
     assert precision_recall(points + 100, points) == worthless
 
 
+def test_equal_images_lie_in_each_others_balls_despite_rounding():
+    """A ball around an image with more than k duplicates has radius 0."""
+    points = 5 * np.abs(np.random.default_rng(0).normal(size=(200, 128)))
+    found = precision_recall(points, np.repeat(points, 7, axis=0))
+    assert found["precision"] == found["recall"] == found["coverage"] == 1
+    train = np.concatenate([points, points])
+    assert authenticity(points, train, points + 1)["authenticity"] == 0
+
+
 def test_a_set_of_one_kind_is_precise_but_recalls_little():
     rng = np.random.default_rng(0)
     real = np.concatenate([rng.normal(0, 1, (100, 4)), rng.normal(30, 1, (100, 4))])

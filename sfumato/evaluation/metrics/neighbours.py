@@ -38,6 +38,11 @@ def radii(features: np.ndarray, k: int) -> np.ndarray:
     return np.asarray(distances[:, -1])
 
 
+def rounding_error(features: np.ndarray) -> float:
+    """Return a bound on the computed distance between two equal rows of `features`."""
+    return 1e-6 * float(np.linalg.norm(features.astype(np.float64), axis=1).max())
+
+
 def precision_recall(
     synthetic: np.ndarray, real: np.ndarray, k: int = NEIGHBOURS
 ) -> dict[str, float]:
@@ -56,8 +61,9 @@ def precision_recall(
     from sklearn.metrics import pairwise_distances_chunked
 
     k = min(k, len(synthetic) - 1, len(real) - 1)
-    real_radii = radii(real, k)
-    synthetic_radii = radii(synthetic, k)
+    slack = rounding_error(real)  # a ball of radius 0 contains its centre
+    real_radii = radii(real, k) + slack
+    synthetic_radii = radii(synthetic, k) + slack
     balls: list[int] = []  # number of balls of real images around each synthetic image
     recalled = np.zeros(len(real), dtype=bool)
     covered = np.zeros(len(real), dtype=bool)
@@ -95,6 +101,6 @@ def authenticity(synthetic: np.ndarray, train: np.ndarray, holdout: np.ndarray) 
     fresh = float(np.median(nearest_rows(holdout, train)[1]))
     ratio = float(np.median(distance)) / fresh if fresh > 0 else float(np.median(distance) == 0)
     return {
-        "authenticity": float((distance > radii(train, 1)[index]).mean()),
+        "authenticity": float((distance > radii(train, 1)[index] + rounding_error(train)).mean()),
         "distance_ratio": ratio,
     }
