@@ -224,8 +224,10 @@ def bootstrap_interval(right: np.ndarray, groups: np.ndarray | None = None) -> l
     """Compute the 95 % bootstrap interval of an accuracy, [low, high], by resampling the hold-out.
 
     right: (N,), for each image the share of classifiers that classify it correctly; groups: see
-    `resampled`.
+    `resampled`. Returns [] if all images are of one person, because all resamples are then equal.
     """
+    if not unit_numbers(len(right), groups).any():
+        return []
     return interval_of([right @ drawn / drawn.sum() for drawn in resampled(len(right), groups)])
 
 

@@ -14,6 +14,7 @@ from sfumato.data.prepare import prepare_sensitive
 from sfumato.data.store import load_prepared, read_card
 from sfumato.evaluation.downstream import Scored, aggregate, by_column
 from sfumato.evaluation.holdout import without_copies
+from sfumato.evaluation.tables import interval as table_interval
 from sfumato.settings.data import Data
 
 
@@ -39,6 +40,15 @@ def test_each_group_has_an_accuracy_an_interval_and_a_gap():
     ]
     assert found["gap"] == pytest.approx(0.3) and found["withheld"] == 0
     assert found["groups"][0]["interval"] == pytest.approx([0.7608, 0.8392], abs=0.02)
+
+
+def test_a_group_of_one_person_has_no_interval():
+    """All slices of a volume are of one person, so all resamples of them would be equal."""
+    right = np.tile([1.0, 0.0], 20)
+    found = by_column(right, np.repeat([4, 7, 9], [20, 10, 10]), np.repeat(["a", "b"], 20))
+    intervals = [row["interval"] for row in found["groups"]]
+    assert intervals[0] == [] and len(intervals[1]) == 2
+    assert table_interval(found["groups"][0]) == "–"
 
 
 def test_groups_of_fewer_than_ten_are_merged_or_withheld():
