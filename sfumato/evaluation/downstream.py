@@ -224,9 +224,16 @@ def bootstrap_interval(right: np.ndarray, groups: np.ndarray | None = None) -> l
     """Compute the 95 % bootstrap interval of an accuracy, [low, high], by resampling the hold-out.
 
     right: (N,), for each image the share of classifiers that classify it correctly; groups: see
-    `resampled`. Returns [] if all images are of one person, because all resamples are then equal.
+    `resampled`. If the accuracy is 0 or 1, all resamples are equal. The interval of Clopper and
+    Pearson for the number of persons replaces them. Otherwise, returns [] if all images are of one
+    person.
     """
-    if not unit_numbers(len(right), groups).any():
+    persons = int(unit_numbers(len(right), groups).max()) + 1
+    if right.min() == 1:
+        return [0.025 ** (1 / persons), 1.0]
+    if right.max() == 0:
+        return [0.0, 1 - 0.025 ** (1 / persons)]
+    if persons == 1:
         return []
     return interval_of([right @ drawn / drawn.sum() for drawn in resampled(len(right), groups)])
 
@@ -267,6 +274,7 @@ def ranked(scored: Sequence[Scored], classes: Sequence[str], groups: Cells = Non
     For the sensitivity to a class, the threshold is chosen so that at least the share SPECIFICITY
     of the other class is classified correctly. The sensitivity is the share of the class that is
     then classified correctly. Returns [{"what", "mean", "interval"}, …], with means over the seeds.
+    An interval is [] if all resamples have the same value.
     """
     second = scored[0].second
     assert second is not None
@@ -282,7 +290,10 @@ def ranked(scored: Sequence[Scored], classes: Sequence[str], groups: Cells = Non
     intervals = interval_of([numbers(each) for each in drawn])
     names = ["AUROC", *(f"sensitivity to {name}" for name in classes)]
     rows = zip(names, numbers(np.ones(len(second))).tolist(), intervals, strict=True)
-    return [{"what": name, "mean": mean, "interval": interval} for name, mean, interval in rows]
+    return [
+        {"what": name, "mean": mean, "interval": interval if np.ptp(interval) else []}
+        for name, mean, interval in rows
+    ]
 
 
 def sensitivities(odds: Any, second: np.ndarray, weights: np.ndarray) -> list[float]:

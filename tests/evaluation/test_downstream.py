@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+from scipy.stats import binomtest
 from torch import nn
 
 from sfumato.evaluation.downstream import (
@@ -173,6 +174,14 @@ def test_an_interval_is_as_wide_as_the_persons_allow():
     low, high = bootstrap_interval(np.repeat(right, 6), np.repeat(np.arange(50) * 7, 6))
     assert [low, high] == pytest.approx(bootstrap_interval(right))
     assert high - low > 2 * np.ptp(bootstrap_interval(np.repeat(right, 6)))
+
+
+def test_a_perfect_accuracy_has_the_exact_interval_of_its_persons():
+    """All resamples are equal, so the bootstrap would state 100.0 to 100.0."""
+    for count, groups in ((22, None), (88, np.arange(88) % 22)):
+        exact = binomtest(22, 22).proportion_ci(0.95)
+        assert bootstrap_interval(np.ones(count), groups) == pytest.approx([exact.low, 1])
+        assert bootstrap_interval(np.zeros(count), groups) == pytest.approx([0, 1 - exact.low])
 
 
 def test_a_score_has_a_mean_an_interval_and_calibration(halves):
