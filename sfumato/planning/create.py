@@ -245,7 +245,8 @@ def propose_for(
         plan=make_plan(
             chosen.params, proposed_card(chosen.params, seen.classes, seen.held_out is not None)
         ),
-        counted=known.size_hint == rounded_count(seen),
+        # Without the first condition, the note would show whether the owner's number is the true one
+        counted=options.size_hint is None and known.size_hint == rounded_count(seen),
         spelling=owner.spelling,
     )
 

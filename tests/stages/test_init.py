@@ -327,6 +327,13 @@ def test_a_folder_that_is_counted_under_a_name_keeps_it(desk, init, tmp_path):
     )
 
 
+def test_the_owners_own_size_hint_is_not_confirmed(init, tmp_path):
+    """The note showed that a size_hint given by the owner was the rounded number of images."""
+    write_shapes(tmp_path / "in")  # 0.8 · 180 images are rounded to 100
+    text = init("--size-hint 100", "privacy.size_hint=100")
+    assert "rounded to one significant digit" not in text + Path("params.yaml").read_text()
+
+
 @pytest.mark.parametrize("way", ["folder", "array"])
 @pytest.mark.parametrize("split", [False, True])
 def test_a_folder_that_names_persons_protects_persons(desk, init, tmp_path, way, split):
