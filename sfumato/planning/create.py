@@ -245,7 +245,7 @@ def propose_for(
         plan=make_plan(
             chosen.params, proposed_card(chosen.params, seen.classes, seen.held_out is not None)
         ),
-        # Without the first condition, the note would show whether the owner's number is the true one
+        # A note about the owner's own number would show whether it is the true one
         counted=options.size_hint is None and known.size_hint == rounded_count(seen),
         spelling=owner.spelling,
     )
