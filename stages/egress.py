@@ -7,6 +7,7 @@ import typer
 
 from sfumato.errors import ConfigError
 from stages.screen import say
+from stages.state import state_dir
 
 CERTIFICATE_HELP = (
     "PEM file with the certificate that signs the pictures' metadata (C2PA), and with the "
@@ -45,7 +46,7 @@ def egress(
             "signing pictures requires both --certificate and --key: give both, or leave out "
             "--certificate, --key and --time-service"
         )
-    sha256 = write_package(folder, signing=signing, say=say)
+    sha256 = write_package(folder, signing=signing, say=say, state=state_dir())
     typer.echo(
         f"{folder}: may leave the secure environment once the output checker has signed "
         f"{folder / 'risk-form.html'}"

@@ -93,10 +93,13 @@ def remember(state: Path, artifacts: Iterable[Artifact], public: Path) -> None:
                     and (public / IMAGES).is_file()
                 ):
                     known -= {value.hex() for value in digests(load_array(public / IMAGES))}
-            content = {"records": artifact.records, "hashes": sorted(known)}
-            replace_private(
-                state / RELEASED / f"{digest_of(content)[:32]}.json", as_text(content).encode()
-            )
+            remember_hashes(state, artifact.records, known)
+
+
+def remember_hashes(state: Path, records: Records, known: Iterable[str]) -> None:
+    """Store hashes of released files and images, with the records of the release."""
+    content = {"records": records, "hashes": sorted(known)}
+    replace_private(state / RELEASED / f"{digest_of(content)[:32]}.json", as_text(content).encode())
 
 
 def recognised(state: Path | None, found: Iterable[str]) -> list[Artifact]:

@@ -4,6 +4,7 @@ import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from sfumato.data.lineage import digests, remember_hashes
 from sfumato.errors import BudgetError, ConfigError, DataError
 from sfumato.privacy.check import Bound, Verified, verify
 from sfumato.privacy.ledger import read_budget
@@ -38,7 +39,11 @@ COLUMNS = dict.fromkeys(("column", "meaning", "type", "values"), "")
 
 
 def write_package(
-    folder: Path, project: Path = Path(), signing: Signing | None = None, say: Say = discard
+    folder: Path,
+    project: Path = Path(),
+    signing: Signing | None = None,
+    say: Say = discard,
+    state: Path | None = None,
 ) -> str:
     """Write the files that an output checker needs, after verifying the ledger and the release.
 
@@ -46,7 +51,9 @@ def write_package(
 
     folder: an empty or new folder;
     project: the folder with `ledger.json`;
-    signing: certificate and key that sign the pictures; None for unsigned pictures.
+    signing: certificate and key that sign the pictures; None for unsigned pictures;
+    state: state directory, in which pictures with a new pattern are remembered as released, so that
+    they do not count as public images later.
 
     Returns the SHA-256 of the manifest, which must be sent separately. Raises ConfigError if the
     folder or the certificate cannot be used, BudgetError if the ledger is invalid, and DataError if
@@ -78,7 +85,7 @@ def write_package(
         if signing:
             sign = png_signer(signing, mark)
     with replacing_directory(folder) as directory:
-        write_pictures(directory, release, card, sign)
+        marked = write_pictures(directory, release, card, sign)
         write_tables(directory, release)
         write_json(directory / "card.json", card, ensure_ascii=False)
         for source in (path, VERIFY):
@@ -100,6 +107,8 @@ def write_package(
             raise DataError(
                 f"{folder} was not written, because {VERIFY.name} would refuse it: {failed[0]}"
             )
+        if marked and state is not None:
+            remember_hashes(state, read_artifact(place).records, marked)
         return digest_of_file(directory / MANIFEST)
 
 
@@ -155,15 +164,18 @@ def file_name(number: int) -> str:
 
 def write_pictures(
     directory: Path, release: Release, card: ReleaseCard, sign: Callable[[bytes], bytes]
-) -> None:
+) -> list[str]:
     """Write the images of a release as PNGs into uncompressed zip archives.
 
     The same release always gives the same bytes, unless the pictures are signed.
 
     card: card of the package. If it has an entry `pattern`, and the card of the release has none,
     this pattern is added to all pictures except public ones.
+
+    Returns the digests of the pictures to which the pattern was added.
     """
     mark = mark_of(card["sources"])
+    marked: list[str] = []
     lacking = "pattern" in card and "pattern" not in release.card
     for number, places in enumerate(shards(release.images, MOST_ARCHIVES), 1):
         with zipfile.ZipFile(
@@ -173,8 +185,10 @@ def write_pictures(
                 image = release.images[i : i + 1]
                 if lacking and release.kinds[i] != PUBLIC_KIND:
                     image = add_pattern(image, card["pattern"])
+                    marked += (digest.hex() for digest in digests(image))
                 entry = zipfile.ZipInfo(file_name(i))  # always dated 1980, for equal bytes
                 archive.writestr(entry, sign(png_bytes(image[0], mark.xmp)))
+    return marked
 
 
 def write_tables(directory: Path, release: Release) -> None:

@@ -10,12 +10,16 @@ import pytest
 from certificates import write_chain
 from small_release import enlarged, write_project
 
+from sfumato.data.decoding import decode
+from sfumato.data.lineage import digests, recognised
 from sfumato.privacy.ledger import read_ledger
 from sfumato.release import egress, exports
 from sfumato.release.egress import write_package
 from sfumato.release.loading import load_release
 from sfumato.release.verify import results_of
+from sfumato.storage.artifacts import read_artifact
 from sfumato.storage.digest import digest_of_file
+from sfumato.storage.state_directory import state_dir
 
 
 @pytest.fixture
@@ -163,6 +167,17 @@ def test_a_pattern_is_promised_only_if_it_can_be_found(here, digits, desk, facto
         archive.extractall("pictures")
     text = desk.run("mark check pictures --card out/card.json", code=int(not found))
     assert ("pattern: found" in text) == found
+
+
+def test_pictures_with_the_pattern_are_recognised_as_released(here, digits, desk):
+    """The pattern changes pixels, so these pictures were accepted as public images at no cost."""
+    write_project(here, enlarged(digits, 2))
+    desk.run("egress out")
+    with zipfile.ZipFile("out/images-01.zip") as archive:
+        picture = decode(Path(archive.extract("000001.png")))
+    (digest,) = digests(picture[None])
+    (found,) = recognised(state_dir(), [digest.hex()])
+    assert found.records == read_artifact(Path("artifacts/synthesize")).records
 
 
 def test_the_form_states_that_a_certificate_is_missing(project, desk):
