@@ -136,7 +136,8 @@ def check_integers(path: Path, name: str, labels: np.ndarray) -> None:
     if labels.dtype.kind not in "iu":
         raise DataError(
             f"{path}: {name} are {labels.dtype} {labels.shape}, expected integers: number the "
-            "classes from 0, and write their names, in this order, into the array `classes`."
+            "classes from 0, and write their names, in this order, into the array `classes`. If an "
+            "image may have several labels, write a matrix of the integers 0 and 1."
         )
 
 

@@ -215,6 +215,7 @@ def test_a_matrix_of_labels_in_an_archive_holds_0_and_1_only(tmp_path):
         (rows[:, :2], "several", r"expected integers \(2, 3\)"),
         (rows + 1, "several", "labels other than 0 and 1"),
         (rows - 1, "several", "labels other than 0 and 1"),
+        (rows == 1, "several", "a matrix of the integers 0 and 1"),
     ):
         write_npz(
             tmp_path,
