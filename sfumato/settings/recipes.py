@@ -23,6 +23,12 @@ from sfumato.storage import documents
 Layer = dict[str, Any]
 # Keys that a project's `params.yaml` must contain because DVC tracks them, and their usual values
 TRACKED_KEYS = {"profile": "null", "data": "{}"}
+# Expected values, in words of YAML instead of Python, by pydantic's name of the error
+EXPECTED = {
+    "tuple_type": "expected a list, such as [a, b]",
+    "dict_type": "expected keys and values, such as {key: value}",
+    "model_type": "expected keys and values, such as {key: value}",
+}
 
 
 def recipe_files(folder: Path, kind: str = "recipe") -> dict[str, Path]:
@@ -169,7 +175,7 @@ def validate(values: Layer, path: Path, *, layer: bool = False) -> Params:
         if not found:
             return Params()  # the merged values are validated later
         first = found[0]
-        reason = first["msg"].removeprefix("Value error, ")
+        reason = EXPECTED.get(first["type"], first["msg"].removeprefix("Value error, "))
         key = ".".join(str(part) for part in first["loc"])
         plain = re.sub(r"\.phases\.\d+", "", key)  # all phases have the same keys
         removed = documents.read_yaml(Path(__file__).with_name("removed.yaml"))

@@ -112,6 +112,21 @@ def test_true_is_no_number_and_no_text(content, key):
     assert params_of({"data": {"different_people": True}}, PARAMS).data.different_people
 
 
+@pytest.mark.parametrize(
+    ("content", "form"),
+    [
+        ({"synthesize": {"export": "png"}}, "a list"),
+        ({"pretrain": {"phases": {"sources": {"public": 1}}}}, "a list"),
+        ({"synthesize": {"sources": ["auxiliary"]}}, "keys and values"),
+        ({"frequency": {"features": ["patches"]}}, "keys and values"),
+        ({"release": "The clinic"}, "keys and values"),
+    ],
+)
+def test_a_value_of_another_form_is_refused_in_words_of_yaml(content, form):
+    with pytest.raises(ConfigError, match=f"is not valid: expected {form}, such as"):
+        params_of(content, PARAMS)
+
+
 def test_a_fault_of_several_keys_names_its_section_only():
     with pytest.raises(ConfigError) as refusal:
         params_of({"frequency": {"noise": {"one": "3%"}}}, PARAMS)
