@@ -84,7 +84,7 @@ def work(about: Work) -> float:
 
 
 def problems(setup: Setup) -> Problems:
-    """Yield sentences about settings that do not match a public model.
+    """Yield sentences about settings that do not match our own network or a public model.
 
     Raises ConfigError if our own network cannot be built for images of this size, or if the class
     prompts of a public model are invalid.
@@ -92,6 +92,12 @@ def problems(setup: Setup) -> Problems:
     model = setup.params.model
     if model.directory is None:
         model.check_sizes(setup.card.shape[1:])
+        trainable = setup.params.finetune.trainable
+        if setup.params.runs("finetune") and trainable != "all" and not model.attention:
+            yield (
+                f"finetune.trainable={trainable} selects no weights, because model.attention is "
+                "empty: add levels to model.attention, or set finetune.trainable: all"
+            )
         return
     from sfumato.settings.data import SEVERAL
     from sfumato.text_to_image.reference import class_prompts

@@ -376,6 +376,10 @@ def test_phases_share_the_steps_by_their_parts():
             {"recipe": "full", "finetune": {"trainable": "salient-lora"}},
             "salient-lora requires saliency",
         ),
+        (
+            {"recipe": "sapf-pixel", "model": {"attention": []}},
+            "trainable=salient-lora selects no weights, because model.attention is empty",
+        ),
         ({"recipe": "full", "select": {"ratio": 1.5}}, "select.ratio"),
         ({"recipe": "full", "saliency": {"ratio": 0}}, "saliency.ratio"),
         ({"synthesize": {"sources": {"oracle": 1}}}, "sources"),
