@@ -379,14 +379,23 @@ def test_a_picture_is_prepared_like_training_images(digits, tmp_path, picture, p
 def test_the_readmes_code_runs_with_numpy_and_pillow(digits, tmp_path, picture):
     """The code prepares the picture as the package does.
 
-    It has at most ten lines, and runs where this package and torch cannot be imported.
+    It has at most ten lines, and runs where this package and torch cannot be imported, and where
+    the encoding of files is not UTF-8 by default.
     """
-    path = write_release(tmp_path / "release", digits.take(np.arange(300)), count=300)
+    few = digits.take(np.arange(300))
+    path = write_release(tmp_path / "release", few, count=300, about={"owner": "Söhne"})
     shutil.copy(picture, path)
     lines = re.search("```python\n(import json.*?)```", (path / "README.md").read_text(), re.S)[1]
     assert lines.count("\n") <= 10
     shown = f"{WITHOUT}{lines}print(x.tolist(), table['class'][7], len(table), sep='\\n')"
-    done = subprocess.run([sys.executable, "-c", shown], cwd=path, capture_output=True, text=True)
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", shown],
+        cwd=path,
+        env=os.environ | ascii_only,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     said, x, *table = done.stdout.splitlines()
     assert said in digits.classes and table == [str(digits.labels[7]), "300"]
