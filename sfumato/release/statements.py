@@ -108,7 +108,8 @@ def croissant_record(facts: Facts, files: Mapping[str, str], folder: str) -> dic
             "format": FORMS["formats"].get(PurePath(name).suffix, other),
         }
         for name, sha256 in sorted(files.items())
-        if not name.startswith("png/")
+        # A picture's name can contain a class name with a space, which is not valid in an @id
+        if not name.startswith(("png/", "classes/"))
     ]
     record = filled(
         FORMS["croissant"],
