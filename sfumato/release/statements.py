@@ -51,6 +51,7 @@ NEEDS = {
         "access_url",
     ),
 }
+E_MAIL = re.compile(r"[^\s<>@]+@[^\s<>@]+")
 FORMS: dict[str, Any] = yaml.safe_load(
     Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
 )
@@ -154,7 +155,7 @@ def catalogue_facts(facts: Facts, card: ReleaseCard, files: Collection[str]) -> 
             for number, (name, about) in enumerate(columns.items(), 1)
         ],
     }
-    if mail := re.search(r"[^\s<>@]+@[^\s<>@]+", facts["contact"]):
+    if mail := E_MAIL.search(facts["contact"]):
         found |= {"e-mail": mail[0], "mailto": {"@id": f"mailto:{quote(mail[0], safe='@')}"}}
     return found
 
@@ -189,8 +190,8 @@ def facts_of(artifact: Artifact, ledger: Mapping, spent: float) -> Facts:
     day = max(day_of(record) for record in ledger["records"])
     publisher = about.get("owner", "Its owner")
     creator = {"@type": "sc:Organization", "name": publisher}
-    if "@" in about.get("contact", ""):
-        creator["email"] = about["contact"]
+    if mail := E_MAIL.search(about.get("contact", "")):
+        creator["email"] = mail[0]
     public = [
         "the fact that the set exists",
         "its class names and the shape of its images",
