@@ -14,7 +14,7 @@ from sfumato.data.rendered import DRAWN
 from sfumato.data.sources import read_source
 from sfumato.privacy.accountant import default_delta, epsilon
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, Mechanism
-from sfumato.release.card import PREPARED, WORDS, cost_of, dataset_card
+from sfumato.release.card import PREPARED, WORDS, cost_of, dataset_card, page
 from sfumato.release.exports import PNG, folder_names, mark_of, save_npz, save_png_folders
 from sfumato.settings.data import Data
 from sfumato.storage.records import Records
@@ -238,3 +238,11 @@ def test_the_card_states_what_is_public_in_gaussians():
     assert drawing.count("no licence of their own") == 2 and "keep their own" not in drawing
     assert "low frequencies" not in card(sources={"auxiliary": 1200})
     assert "low frequencies" not in card(sources={"finetune": 1200}, records=of_gaussians)
+
+
+def test_a_page_has_one_main_part_and_tables_that_fit_a_phone():
+    """Screen readers jump to <main>. Cells wrap, so that a table is not wider than the screen."""
+    html = page("# Form\n\n| one | two |\n|---|---|\n| `a` | b |", "Form")
+    main = html.split("<main>")[1].split("</main>")[0]
+    assert "<h1>Form</h1>" in main and "</table>" in main and html.count("<main>") == 1
+    assert "nowrap" not in html and "overflow-wrap: anywhere" in html
