@@ -474,7 +474,7 @@ def test_numbers_are_recomputed_and_hashes_match_the_files(tmp_path, pages):
     for name in ("images.npy", "labels.npy", "grid.png", "card.json", PRIVACY):
         assert hashlib.sha256((release / name).read_bytes()).hexdigest() in page
     assert hashlib.sha256((tmp_path / "ledger.json").read_bytes()).hexdigest() in page
-    assert "1 files, each listed" in page
+    assert "1 file, listed" in page
 
 
 def test_a_declared_size_is_stated(tmp_path):
