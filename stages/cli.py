@@ -202,8 +202,7 @@ def machine_problem(error: BaseException) -> str | None:
         if not error.filename:
             return message
         if isinstance(error, PermissionError):
-            place = next(filter(os.path.exists, (error.filename, *Path(error.filename).parents)))
-            message += f". Give yourself access: chmod u+rwX {quoted(Path(place))}"
+            message += f". {way_to_access(Path(error.filename))}"
         return f"{error.filename}: {message}"
     if isinstance(error, RecursionError):
         return "an input file is nested too deeply to be read"
@@ -218,6 +217,17 @@ def machine_problem(error: BaseException) -> str | None:
             "model or batch, or a machine with more memory, or set SFUMATO_MICROBATCH=1"
         )
     return None
+
+
+def way_to_access(path: Path) -> str:
+    """Return how to get access to a path or, if it does not exist, to its closest folder."""
+    place = next(place for place in (path, *path.parents) if os.path.exists(place))
+    if place.stat().st_uid == getattr(os, "geteuid", int)():  # on Windows, both are 0
+        return f"Give yourself access: chmod u+rwX {quoted(place)}"
+    return (
+        f"{place} belongs to another account: ask its owner for access, or use another path. For "
+        "the state directory, set SFUMATO_STATE to a folder to which you may write"
+    )
 
 
 if __name__ == "__main__":

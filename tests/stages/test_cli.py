@@ -356,6 +356,14 @@ def test_permission_denied_names_the_command_to_grant_it(tmp_path):
     assert "chmod" not in machine_problem(OSError(errno.ENOENT, "No such file", "x"))
 
 
+def test_permission_denied_by_another_account_names_no_chmod(monkeypatch, tmp_path):
+    """Only the owner of a folder can change its permissions."""
+    monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
+    text = machine_problem(PermissionError(errno.EACCES, "Permission denied", f"{tmp_path}/x/y"))
+    assert f"{tmp_path} belongs to another account" in text and "SFUMATO_STATE" in text
+    assert "chmod" not in text
+
+
 def test_a_name_in_an_error_cannot_paint_the_screen(fails):
     fault = DataError("a\x1b[2Jb\u202e is bad\nanother")
     assert fails(fault) == (4, "error: a\\x1b[2Jb\\u202e is bad\nanother\n")
