@@ -129,8 +129,7 @@ def main() -> None:
             )
         leave(code)
     except BrokenPipeError:  # the reader has closed the pipe, as in `stage … | head`
-        # Without this, Python would raise a second error when it flushes the stream
-        sys.stdout = None  # type: ignore[assignment]
+        discard_output()
         sys.exit(1)
     except Exception as error:
         reason = error.spelled(flag) if isinstance(error, SfumatoError) else machine_problem(error)
@@ -167,6 +166,14 @@ def open_closed_streams() -> None:
         except OSError:
             opened = os.open(os.devnull, os.O_RDWR)  # gets the lowest free number: `number`
             setattr(sys, name, os.fdopen(opened, mode))
+
+
+def discard_output() -> None:
+    """Discard what is not printed yet, so that Python can flush the streams when it ends."""
+    sys.stdout = None  # type: ignore[assignment]
+    null = os.open(os.devnull, os.O_WRONLY)
+    for stream in named.values():
+        os.dup2(null, stream.fileno())
 
 
 def withheld(reason: str) -> str:

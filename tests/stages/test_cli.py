@@ -418,3 +418,26 @@ def test_a_closed_stream_is_no_failure(numbers, tmp_path):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 2 and "Traceback" not in done.stdout + done.stderr
     assert ("does not exist" in done.stderr) == (2 not in numbers)
+
+
+UNREAD = """
+import sys
+from stages import cli, screen
+def print_many(**_):
+    screen.hold_back()
+    for line in range(100_000):
+        screen.tell(f"line {line}")
+cli.app = print_many
+sys.argv = ["stage", "plan"]
+cli.main()
+"""
+
+
+def test_a_reader_of_a_held_back_command_may_stop_reading(desk):
+    """As in `stage plan --dry-run | head -1`."""
+    command = [sys.executable, "-c", UNREAD]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        running.stdout.readline()
+        running.stdout.close()
+        assert running.stderr.read() == b""
+    assert running.returncode == 1
