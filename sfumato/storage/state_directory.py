@@ -64,7 +64,7 @@ def git(*words: str) -> tuple[int, str]:
         done = subprocess.run(
             ["git", *CAUTION, *words],
             capture_output=True,
-            errors="replace",
+            errors="surrogateescape",  # a path may contain any bytes
             check=False,
             timeout=60,
             env=environment,

@@ -1,5 +1,6 @@
 """The files that `stage init` writes into a project, and the renewal of an older `dvc.yaml`."""
 
+import os
 import shlex
 import shutil
 import subprocess
@@ -185,3 +186,10 @@ def test_a_project_of_its_own_has_the_workflow_that_it_had(here):
     assert [*yaml.safe_load(text)] == ["name", True, "permissions", "jobs"]
     subprocess.run(["git", "init", "-q", str(here / "own")], check=True)
     assert workflow_place(here / "own") == WorkflowPlace()
+
+
+def test_a_repository_may_have_a_name_that_is_not_utf_8(here):
+    """Old file servers contain names in Latin-1."""
+    root = here / os.fsdecode(b"r\xf6ntgen")
+    subprocess.run(["git", "init", "-q", str(root)], check=True)
+    assert workflow_place(root / "new").directory == "new"
