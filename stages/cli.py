@@ -114,6 +114,9 @@ def main() -> None:
         # Handle SIGTERM like Ctrl-C. Without a handler, the first process of a container would
         # ignore this signal, and any other process would leave private files behind.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
+        # SIGHUP: the terminal or SSH connection was closed. `nohup` ignores it; Windows lacks it
+        if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
+            signal.signal(signal.SIGHUP, signal.default_int_handler)
     # Let waiting threads sleep instead of spin. While other programs ran, two spinning threads were
     # measured to be 4 to 8 times slower than one thread.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # PyTorch reads this when it is imported

@@ -389,16 +389,17 @@ def test_stopping_a_stage_states_what_resumes(desk, monkeypatch):
 TERMINATED = """
 import os, signal, sys
 import sfumato.settings.recipes, stages.cli
-sfumato.settings.recipes.load_params = lambda *_: os.kill(os.getpid(), signal.SIGTERM)
+signal.signal(signal.{name}, signal.SIG_DFL)  # the tests may run under `nohup`
+sfumato.settings.recipes.load_params = lambda *_: os.kill(os.getpid(), signal.{name})
 sys.argv = ["stage", "prepare", "sensitive"]
 stages.cli.main()
 """
 
 
-def test_a_stopped_container_ends_a_stage_like_ctrl_c(desk):
-    done = subprocess.run(
-        [sys.executable, "-c", TERMINATED], capture_output=True, text=True, timeout=100
-    )
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_a_stopped_container_or_closed_terminal_is_like_ctrl_c(name, desk):
+    code = TERMINATED.format(name=name)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
     assert done.returncode == 130 and "without a second charge" in done.stdout + done.stderr
 
 
