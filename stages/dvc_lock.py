@@ -12,6 +12,7 @@ from sfumato.planning.running import RUNNING, holders
 from sfumato.settings.stage import LOCK
 from sfumato.storage.documents import read_yaml
 from sfumato.storage.files import replace_file
+from sfumato.storage.state_directory import git
 
 COPY = Path(".dvc/tmp/whole.lock")
 
@@ -41,7 +42,8 @@ def damage() -> str | None:
         if not content.endswith(b"\n"):
             return "it ends within a line"
         had: dict[str, dict] = {}
-        if COPY.is_file():
+        # An older commit that was checked out may have fewer stages than the copy
+        if COPY.is_file() and git("show", f"HEAD:./{LOCK}") != (0, content.decode()):
             had = read_yaml(COPY)["stages"]
             if content != COPY.read_bytes() and COPY.read_bytes().startswith(content):
                 return "its last lines are missing"

@@ -61,15 +61,16 @@ def run_in_order(folder: Path, targets: Sequence[str]) -> None:
     check_and_renew(folder)
     steps = chosen(read_steps(folder / "dvc.yaml"), targets)
     (folder / ARTIFACTS).mkdir(exist_ok=True)
-    lock = file_lock(folder / ARTIFACTS / "running.lock", blocking=False)
+    running = file_lock(folder / ARTIFACTS / "running.lock", blocking=False)
     busy = f"another `stage run` is running in {folder}: wait until it ends"
     with (
         explained(ConfigError, busy, causes=(Timeout,)),
-        holding(lock),
+        holding(running),
         forking({**os.environ, "PATH": own_path()}) as environment,
     ):
+        lock = read_dvc_lock(folder)
         for step in steps:
-            run_if_changed(folder, step, environment)
+            run_if_changed(folder, step, lock, environment)
 
 
 def read_steps(file: Path) -> dict[str, Step]:
@@ -145,11 +146,12 @@ def chosen(steps: Mapping[str, Step], targets: Sequence[str]) -> list[Step]:
     return [steps[name] for name in order if name in needed]
 
 
-def run_if_changed(folder: Path, step: Step, environment: Mapping[str, str]) -> None:
-    """Run a stage if its commands, parameters, inputs or outputs differ from its entry in
-    `dvc.lock`.
+def run_if_changed(
+    folder: Path, step: Step, lock: dict[str, Any], environment: Mapping[str, str]
+) -> None:
+    """Run a stage if its commands, parameters, inputs or outputs differ from its entry in `lock`,
+    the content of `dvc.lock`. Then write the new entry.
     """
-    lock = read_dvc_lock(folder)
     entry = inputs_of(folder, step)
     if not step.always_changed and lock["stages"].get(step.name) == entry | outputs_of(
         folder, step

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import yaml
-from small_lock import write_lock_of_another_machine
+from small_lock import commit_lock, write_lock_of_another_machine
 
 from sfumato.settings.stage import LOCK
 from stages.doctor import index_in_words
@@ -53,6 +53,19 @@ def test_a_lock_without_a_former_dependency_is_intact(desk):
         LOCK.write_text(yaml.safe_dump({"stages": {"prepare-sensitive": given}}))
         keep_copy()
         assert damage() is None and COPY.read_bytes() == LOCK.read_bytes()
+
+
+def test_an_older_commit_with_fewer_stages_is_no_damage(desk):
+    """`git checkout` of a commit from the middle of the first run."""
+    write_lock_of_another_machine(())
+    whole = LOCK.read_text()
+    LOCK.write_text(whole[: whole.index("  central:")])
+    commit_lock()
+    COPY.parent.mkdir(parents=True)
+    COPY.write_text(whole)
+    assert damage() is None
+    keep_copy()
+    assert COPY.read_bytes() == LOCK.read_bytes()
 
 
 def test_the_doctor_names_an_ended_program_of_a_reused_id(desk):

@@ -2,10 +2,12 @@
 
 import pytest
 import yaml
+from small_lock import commit_lock
 from small_repository import ROOT
 
 from sfumato.errors import ConfigError
 from stages import without_dvc
+from stages.dvc_lock import COPY, keep_copy
 from stages.run import run
 
 
@@ -36,9 +38,25 @@ def test_a_run_without_dvc_updates_an_outdated_pipeline(here, monkeypatch):
     (here / "params.yaml").write_text("{profile: null, data: {}}")
     (here / "dvc.yaml").write_text("# Written by `stage init`. Older.\nstages: {}\n")
     ran = []
-    monkeypatch.setattr(without_dvc, "run_if_changed", lambda _, step, __: ran.append(step.name))
+    monkeypatch.setattr(without_dvc, "run_if_changed", lambda _, step, *__: ran.append(step.name))
     run(["prepare-public"], without=True)
     assert ran == ["prepare-sensitive", "prepare-public"]
+
+
+def test_a_run_without_dvc_continues_from_an_older_commit(here):
+    (here / "params.yaml").write_text("{profile: null, data: {}}")
+    stages = {name: {"cmd": f"touch {name}", "outs": [name]} for name in ("one", "two", "three")}
+    (here / "dvc.yaml").write_text(yaml.safe_dump({"stages": stages}))
+    run(["one"], without=True)
+    commit_lock()
+    older = (here / "dvc.lock").read_bytes()
+    run(without=True)
+    COPY.parent.mkdir(parents=True)
+    keep_copy()
+    whole = (here / "dvc.lock").read_bytes()
+    (here / "dvc.lock").write_bytes(older)
+    run(without=True)
+    assert (here / "dvc.lock").read_bytes() == whole
 
 
 def test_stage_run_orders_the_stages_without_dvc(here, uninstall, monkeypatch):
