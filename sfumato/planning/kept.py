@@ -80,12 +80,12 @@ class Past:
             **vars(lineage),
         )
         decision = decide(self.state, work, self.runs, None, self.terms)
-        restorable = decision.kind == "restore" and decision.same_inputs
-        if (
-            restorable
-            and decision.run
-            and depends_on_charge(self.artifact(name), decision.run.record["id"])
-        ):
+        run = decision.run
+        if decision.kind != "restore" or run is None:
+            return decision
+        # Only the journal states the inputs of a charge
+        same_inputs = decision.same_inputs or "work" not in run.opened
+        if same_inputs and depends_on_charge(self.artifact(name), run.record["id"]):
             return replace(decision, problem="")
         return decision
 

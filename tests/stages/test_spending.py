@@ -90,6 +90,7 @@ def test_a_loss_keeps_what_was_released(desk, released, loss):
     LOSSES[loss]()
     text = desk.run("plan --dry-run", "next: `stage run` will spend: finetune")
     assert text.count("already released as") == 2
+    assert ("Restore the artifact" in text) == (loss == "clone alone")
     assert planned(desk) == released
     if loss == "nothing":
         paid = Path("artifacts/count/privacy.json").read_bytes()
