@@ -114,8 +114,10 @@ def index_in_words(own: Path) -> str:
         return "none, because DVC is not installed: `stage run` runs the stages itself"
     from dvc.config import Config, ConfigError
 
-    from sfumato.planning.project_files import use_index
+    from sfumato.planning.project_files import NO_DVC_FOLDER, use_index
 
+    if not os.path.isdir(".dvc"):
+        return f"none: {NO_DVC_FOLDER}"
     configured = None
     with suppress(ConfigError):
         configured = Config(os.path.abspath(".dvc"))["core"].get("site_cache_dir")

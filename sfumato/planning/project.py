@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from sfumato.errors import LAST_ERROR, UNREADABLE, ConfigError, DataError, SfumatoError, error_from
-from sfumato.planning.project_files import renew
+from sfumato.planning.project_files import NO_DVC_FOLDER, renew
 from sfumato.planning.running import remove_unused_lock
 from sfumato.settings.options import InitOptions
 from sfumato.settings.recipes import load_params
@@ -280,6 +280,8 @@ def repro(folder: Path, *targets: str, shown: bool, terminal: bool = False) -> N
     if the settings are not valid, and the error of the stage that failed.
     """
     check_and_renew(folder)
+    if not any((place / ".dvc").is_dir() for place in (folder, *folder.parents)):
+        raise ConfigError(NO_DVC_FOLDER)
     remove_unused_lock(folder)
     index = state_dir() / DVC_INDEX
     for private in (index.parent, index):

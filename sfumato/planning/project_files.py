@@ -39,6 +39,11 @@ TRACKED = (
     "dvc.lock ledger.json"
 )
 
+NO_DVC_FOLDER = (
+    "the project has no folder .dvc. Restore this folder, or run `dvc init`, whose message names "
+    "the option that may be required here. To run the stages without DVC, use `stage run --no-dvc`"
+)
+
 
 def dvc_text(*, clone: bool = False) -> str:
     return DVC_HEADERS["clone" if clone else "project"] + as_yaml(

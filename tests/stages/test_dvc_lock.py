@@ -30,9 +30,10 @@ def test_the_doctor_names_an_index_that_others_can_change(here, environment, uni
     own = here / "state" / "dvc"
     own.mkdir(parents=True)
     remedy = f"run `dvc config --local core.site_cache_dir {own}`"
+    assert "run `dvc init`" in index_in_words(own)  # `dvc config` would fail
+    (here / ".dvc").mkdir()
     text = index_in_words(own)
     assert text.startswith("/var/tmp/dvc is not") and remedy in text
-    (here / ".dvc").mkdir()
     config = here / ".dvc/config.local"
     config.write_text(f"[core]\n    site_cache_dir = {here / 'moved' / 'dvc'}\n")
     assert remedy in index_in_words(own)

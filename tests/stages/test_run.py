@@ -66,3 +66,9 @@ def test_stage_run_orders_the_stages_without_dvc(here, uninstall, monkeypatch):
     uninstall("dvc")
     run(["count"])
     assert ordered == [(here, ["count"])]
+
+
+def test_a_project_without_the_folder_of_dvc_is_refused(here):
+    (here / "dvc.yaml").touch()
+    with pytest.raises(ConfigError, match="run `dvc init`.* use `stage run --no-dvc`"):
+        run()
