@@ -309,6 +309,8 @@ def begin_repository(out: Path, say: Say) -> None:
                     "into DVC's index"
                 )
                 return
+            for private in (index.parent, index):  # DVC would let every account write into it
+                make_folder(private, 0o700)
             with repo.config.edit("local") as config:
                 config["core"]["site_cache_dir"] = str(index)
     except BaseException:

@@ -165,6 +165,8 @@ def test_a_home_of_any_name_gets_a_repository(name, here, environment):
         assert words == ["export", f"DVC_SITE_CACHE_DIR={here / name / 'dvc'}"]
     else:
         assert core["site_cache_dir"] == str(here / name / "dvc")
+        # DVC would create its index with mode 0777
+        assert (here / name / "dvc").stat().st_mode & 0o777 == 0o700
 
 
 def test_a_failed_init_can_be_repeated(here, monkeypatch):
