@@ -7,7 +7,13 @@ from pathlib import Path
 
 from sfumato.errors import ConfigError
 from sfumato.planning.make import write_texts
-from sfumato.planning.project_files import IGNORED, dvc_content, workflow_text, write_project
+from sfumato.planning.project_files import (
+    IGNORED,
+    dvc_content,
+    workflow_place,
+    workflow_text,
+    write_project,
+)
 from sfumato.privacy.events import PROTECTED
 from sfumato.privacy.ledger import BudgetFile, read_budget
 from sfumato.privacy.resolved import PlanFile, read_stage_plan
@@ -88,8 +94,9 @@ def merge_projects(
             copy_directory(folders[0] / path, out / path)
     free = [name for name in first if STAGES[name].kind is FREE and name not in shared]
     unit = first["count"].get("unit", IMAGE)
-    workflow = workflow_text(budget["target"], budget["delta"], unit)
-    write_pipeline(out, free, say, workflow)
+    place = workflow_place(out)
+    workflow = workflow_text(budget["target"], budget["delta"], unit, place.directory)
+    write_pipeline(out, free, say, {place.path: workflow})
     return queries, dataset_ids
 
 
@@ -189,12 +196,12 @@ def write_plans(
     write_texts(folder, texts)
 
 
-def write_pipeline(out: Path, free: Sequence[str], say: Say, workflow: str) -> None:
+def write_pipeline(out: Path, free: Sequence[str], say: Say, workflow: Mapping[str, str]) -> None:
     """Write `dvc.yaml` and the files beside it.
 
     `dvc.yaml` contains no queries, because the owners have already run them.
 
-    workflow: content of the CI workflow that checks the ledger.
+    workflow: content of the CI workflow that checks the ledger, by its path.
     """
     stages = {
         name: entry
@@ -212,4 +219,4 @@ def write_pipeline(out: Path, free: Sequence[str], say: Say, workflow: str) -> N
         ".gitignore": IGNORED,
         ATTRIBUTES: UNTOUCHED,
     }
-    write_project(out, files | {".github/workflows/ledger.yml": workflow}, say)
+    write_project(out, {**files, **workflow}, say)

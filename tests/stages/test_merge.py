@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -135,6 +136,18 @@ def test_a_merged_project_explains_why_it_has_no_settings(clinics):
         clinics.run(command, "this folder was made by `stage merge`", code=2)
     text = clinics.run("doctor")
     assert text.count("`stage merge`") == 1 and "stage prepare" not in text
+
+
+def test_a_merge_inside_a_repository_has_its_workflow_in_the_root(clinics, here):
+    """GitHub reads no other workflows, so the ledger would never be checked."""
+    repository = here / "shared"
+    subprocess.run(["git", "init", "-q", str(repository)], check=True)
+    out = repository / "sub/both"
+    clinics.run(f"merge south north --out {out} --different-people", "outside the project")
+    file = repository / ".github/workflows/ledger-sub-both.yml"
+    workflow = yaml.safe_load(file.read_text())
+    assert workflow["defaults"]["run"]["working-directory"] == "sub/both"
+    assert not (out / ".github").exists()
 
 
 def test_a_stage_that_no_owner_has_installed_is_left_out(clinics, monkeypatch):
