@@ -106,7 +106,7 @@ def plan_file(folder: Path, name: str) -> Path:
 
 def check_folders(folders: Sequence[Path], out: Path) -> None:
     """Raise ConfigError if there are fewer than two projects, if `out` is in one of them or already
-    a project, or if a project contains links or unreadable plans.
+    a project, or if a project contains links, no plans or unreadable plans.
     """
     if len(folders) < 2:
         raise ConfigError(f"expected two or more projects to merge, got {len(folders)}")
@@ -124,6 +124,11 @@ def check_folders(folders: Sequence[Path], out: Path) -> None:
             out=out,
         )
     for folder in folders:
+        if not (folder / PLAN).is_dir():
+            raise ConfigError(
+                f"{folder} contains no {PLAN}: name the project folder of an owner, or a folder "
+                "with a copy of the project's artifacts/"
+            )
         refuse_links(folder / ARTIFACTS)
         refuse_links(folder / PUBLIC.parts[0], folder / PUBLIC)
     for folder, name in itertools.product(folders, STAGES):
