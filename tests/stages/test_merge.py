@@ -138,7 +138,7 @@ def test_a_merged_project_explains_why_it_has_no_settings(clinics):
     assert text.count("`stage merge`") == 1 and "stage prepare" not in text
 
 
-def test_a_merge_inside_a_repository_has_its_workflow_in_the_root(clinics, here):
+def test_a_merge_in_a_repository_has_its_workflow_in_the_root(clinics, here):
     """GitHub reads no other workflows, so the ledger would never be checked."""
     repository = here / "shared"
     subprocess.run(["git", "init", "-q", str(repository)], check=True)
