@@ -176,7 +176,7 @@ def test_an_interval_is_as_wide_as_the_persons_allow():
     assert high - low > 2 * np.ptp(bootstrap_interval(np.repeat(right, 6)))
 
 
-def test_a_perfect_accuracy_has_the_exact_interval_of_its_persons():
+def test_a_perfect_accuracy_has_an_exact_interval():
     """All resamples are equal, so the bootstrap would state 100.0 to 100.0."""
     for count, groups in ((22, None), (88, np.arange(88) % 22)):
         exact = binomtest(22, 22).proportion_ci(0.95)
