@@ -291,7 +291,7 @@ def ranked(scored: Sequence[Scored], classes: Sequence[str], groups: Cells = Non
     names = ["AUROC", *(f"sensitivity to {name}" for name in classes)]
     rows = zip(names, numbers(np.ones(len(second))).tolist(), intervals, strict=True)
     return [
-        {"what": name, "mean": mean, "interval": interval if np.ptp(interval) else []}
+        {"what": name, "mean": mean, "interval": interval if np.ptp(interval) > 1e-9 else []}
         for name, mean, interval in rows
     ]
 

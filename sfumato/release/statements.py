@@ -51,7 +51,7 @@ NEEDS = {
         "access_url",
     ),
 }
-E_MAIL = re.compile(r"[^\s<>@]+@[^\s<>@]+")
+E_MAIL = re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
 FORMS: dict[str, Any] = yaml.safe_load(
     Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
 )

@@ -62,6 +62,7 @@ def test_equal_images_lie_in_each_others_balls_despite_rounding():
     assert found["precision"] == found["recall"] == found["coverage"] == 1
     train = np.concatenate([points, points])
     assert authenticity(points, train, points + 1)["authenticity"] == 0
+    assert authenticity(points, train, points)["distance_ratio"] == 1
 
 
 def test_a_set_of_one_kind_is_precise_but_recalls_little():

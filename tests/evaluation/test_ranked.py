@@ -56,6 +56,13 @@ def few_resamples(monkeypatch):
     monkeypatch.setattr(downstream, "RESAMPLES", 200)
 
 
+def test_a_perfect_area_has_no_interval_despite_rounding():
+    """All resamples have the area 1, with rounding errors of 1e-16."""
+    second = np.arange(37) % 3 == 0
+    rows = ranked([scored(np.where(second, 1.0, -1.0) + np.arange(37) / 99, second)], NAMES)
+    assert [row["interval"] for row in rows] == [[], [], []]
+
+
 def test_intervals_cover_the_truth_at_the_width_of_persons(monkeypatch):
     """The true AUROC of these normal scores is 0.856.
 

@@ -98,8 +98,11 @@ def test_croissant_is_valid_if_class_names_contain_spaces(digits, states):
     assert [row["classes/name"] for row in dataset.records("classes")] == list(names)
 
 
-def test_croissant_states_only_the_address_of_the_contact(states):
-    _, folder = states(SAID | {"contact": "Ann Lee <data@example.org>, tel. 123"})
+@pytest.mark.parametrize(
+    "contact", ["Ann Lee <data@example.org>, tel. 123", "data@example.org.", "(data@example.org)"]
+)
+def test_croissant_states_only_the_address_of_the_contact(states, contact):
+    _, folder = states(SAID | {"contact": contact})
     assert json.loads((folder / CROISSANT).read_text())["creator"]["email"] == "data@example.org"
 
 

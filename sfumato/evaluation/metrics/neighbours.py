@@ -99,8 +99,11 @@ def authenticity(synthetic: np.ndarray, train: np.ndarray, holdout: np.ndarray) 
     """
     index, distance = nearest_rows(synthetic, train)
     fresh = float(np.median(nearest_rows(holdout, train)[1]))
-    ratio = float(np.median(distance)) / fresh if fresh > 0 else float(np.median(distance) == 0)
+    slack = rounding_error(train)
+    ratio = float(np.median(distance) <= slack)
+    if fresh > slack:
+        ratio = float(np.median(distance)) / fresh
     return {
-        "authenticity": float((distance > radii(train, 1)[index] + rounding_error(train)).mean()),
+        "authenticity": float((distance > radii(train, 1)[index] + slack).mean()),
         "distance_ratio": ratio,
     }
