@@ -120,11 +120,12 @@ TARGETS = [
     Target("raw/mnist/train-images-idx3-ubyte.gz", PREPARE),
     Target("raw/mnist/train-labels-idx1-ubyte.gz", PREPARE),
 ]
+MNIST = {"source": "mnist", "path": "raw/mnist", "dataset_id": "own"}
 SOURCES = {
     "set.npz": {"source": "npz", "path": "set.npz", "dataset_id": "own"},
     "folder/a/0.png": {"source": "imagefolder", "path": "folder", "dataset_id": "own"},
-    "raw/mnist/train-images-idx3-ubyte.gz": {"source": "mnist", "path": "raw/mnist"},
-    "raw/mnist/train-labels-idx1-ubyte.gz": {"source": "mnist", "path": "raw/mnist"},
+    "raw/mnist/train-images-idx3-ubyte.gz": MNIST,
+    "raw/mnist/train-labels-idx1-ubyte.gz": MNIST,
 }
 
 # --- damage ---------------------------------------------------------------------------------------

@@ -407,7 +407,7 @@ def releases_behind(public: Public, state: Path | None) -> list[Artifact]:
     """Return the releases from which the files of the public images were made."""
     if public.path is None:
         return []
-    declared = public.declared_public or public.source not in OF_THE_OWNER
+    declared = public.declared_public or public.source in DRAWN
     return lineage(Path(public.path), "public", declared, state)
 
 

@@ -175,8 +175,8 @@ class Data(Strict):
     """The sensitive images and how they are read. Every value in this section is public."""
 
     # Name under which the odometer counts all charges on these images: at most 64 letters (A-Z,
-    # a-z), digits, dots, underscores and hyphens. Required for your own files; None: the name of
-    # the source
+    # a-z), digits, dots, underscores and hyphens. Required for your own files, and if `path` is
+    # set; None: the name of the source
     dataset_id: DatasetId | None = None
     # Kind of source: one of SOURCES (sfumato/settings/sources)
     source: Annotated[str, source_in("data")] = "digits"
@@ -275,12 +275,19 @@ class Data(Strict):
     def name(self) -> str:
         """Return the id under which the odometer counts these images.
 
-        Raises ConfigError if the images are the owner's files and `dataset_id` is missing.
+        Raises ConfigError if `dataset_id` is missing, and the images are the owner's files or come
+        from `path`.
         """
         if self.dataset_id is None and self.source in OF_THE_OWNER:
             raise ConfigError(
                 "data.dataset_id is missing: choose a permanent name for these images, such as "
                 "clinic-2026"
+            )
+        if self.dataset_id is None and self.path is not None:
+            raise ConfigError(
+                "data.dataset_id is missing, but data.path is set: choose a permanent name for "
+                f"these images. Set {self.source} if they are the public set of this name, or if "
+                "they were prepared before without a dataset_id: charges on them then stay valid"
             )
         return self.dataset_id or self.source
 

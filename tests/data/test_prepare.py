@@ -27,6 +27,7 @@ from sfumato.data.prepare import (
     prepare_public,
     prepare_sensitive,
     refuse_sensitive_as_public,
+    releases_behind,
     split,
 )
 from sfumato.data.sources import Source, read_public
@@ -405,6 +406,16 @@ def test_a_public_source_that_fails_leaves_what_was_there(tmp_path):
             prepare_public(public, (3, 6, 6), tmp_path / name, tmp_path, seed=0)
     assert {path.name for path in tmp_path.iterdir()} == {"in", "public"}
     assert contents(tmp_path / "public") == before
+
+
+@pytest.mark.parametrize("source", ["emnist", "cifar100"])
+def test_files_in_a_path_must_be_declared_public(tmp_path, source):
+    """A known source does not show what the files are: an owner's files may have its format."""
+    public = Public(source=source, path=str(tmp_path))
+    with pytest.raises(ConfigError, match="set public.declared_public: true"):
+        releases_behind(public, tmp_path / "state")
+    assert releases_behind(public.model_copy(update={"declared_public": True}), tmp_path) == []
+    assert releases_behind(public.model_copy(update={"path": None}), tmp_path) == []
 
 
 def test_a_public_set_needs_images_of_two_classes(tmp_path):

@@ -264,8 +264,11 @@ def test_a_phase_may_name_its_own_steps():
 
 def test_what_cannot_be_guessed_must_be_given():
     assert Data(source="mnist").name == "mnist"
+    assert Data(source="mnist", path="x", dataset_id="mnist").name == "mnist"
     with pytest.raises(ConfigError, match="dataset_id"):
         _ = Data(source="imagefolder", path="x").name
+    with pytest.raises(ConfigError, match="dataset_id is missing, but data.path is set"):
+        _ = Data(source="mnist", path="x").name
     with pytest.raises(ConfigError, match="size_hint"):
         _ = Privacy().size
 
