@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from sfumato.settings.stage import QUERY, Stage
 
 if TYPE_CHECKING:
+    from sfumato.features.fourier import FourierFeatures
     from sfumato.planning.checks import Problems, Setup
     from sfumato.planning.work import Work
     from sfumato.settings.queries import Frequency
@@ -20,12 +21,21 @@ def frequency(run: QueryRun, settings: Frequency) -> None:
     from stages.feature_means import release_means
 
     features = FourierFeatures(run.plan.shape, settings.features, settings.size, run.plan.seed)
-    release_means(
-        run,
-        features,
-        f"joint embedding: {settings.size} Fourier features by class",
-        features.arguments,
-    )
+    release_means(run, features, released(features), features.arguments)
+
+
+def released(features: FourierFeatures) -> str:
+    """Describe the release, for its record.
+
+    A map with the kernel `linear` or `squared` has no Fourier features: its outputs are released.
+    """
+    waves = 2 * features.frequencies
+    outputs = features.size - waves
+    if not outputs:
+        return f"joint embedding: {waves} Fourier features by class"
+    if not waves:
+        return f"joint embedding: {outputs} outputs of public maps by class"
+    return f"joint embedding: {waves} Fourier features, {outputs} outputs of public maps, by class"
 
 
 def network_work(about: Work, block: int) -> int:

@@ -38,7 +38,8 @@ class FeatureMap(Strict):
     # released; with `squared`, their squares
     kernel: Literal["gaussian", "rational-quadratic", "linear", "squared"] = "gaussian"
     # Length scales of the kernel, each divided by the square root of the map's number of outputs.
-    # Example: 28×28 pixels are 784 outputs, so 0.366 means a length scale of 0.366 · 28 = 10.25
+    # Example: 28×28 pixels are 784 outputs, so 0.366 means a length scale of 0.366 · 28 = 10.25.
+    # No effect with the kernel `linear` or `squared`
     length_scales: Annotated[tuple[Scale, ...], Field(min_length=1)] = (0.366, 0.183)
     # Weight of this map. Its features contribute this share of the squared norm of all features:
     # the weight, divided by the sum of all maps' weights
@@ -51,7 +52,8 @@ class Frequency(QuerySettings):
     """Noisy joint random-Fourier embedding of images and labels (FETA-Pro Algorithm 1, DP-MERF)."""
 
     noise: Noise = 7.4
-    # Number of random features
+    # Number of random features. Maps with the kernel `linear` or `squared` have none: their outputs
+    # are released in addition to these features
     size: Annotated[int, Field(ge=2, le=10**7, multiple_of=2)] = 10_000
     # Public maps, whose features are concatenated
     features: Annotated[tuple[FeatureMap, ...], Field(min_length=1)] = (FeatureMap(),)

@@ -9,6 +9,7 @@ from sfumato.features.fourier import FourierFeatures
 from sfumato.privacy.rows import Rows, bounded_sum
 from sfumato.queries.feature_means import query_feature_means
 from sfumato.settings.queries import FeatureMap
+from stages.frequency import released
 
 PIXELS = FeatureMap(length_scales=(0.4, 0.2))
 SCATTERING = FeatureMap(map="scattering", length_scales=(0.5,), weight=3.0)
@@ -61,6 +62,18 @@ def test_the_inner_product_is_a_mean_of_kernels(name, kernel, digits):
     squared = torch.cdist(images.flatten(1), images.flatten(1)).square()
     expected = sum(kernel(squared / (2 * scale**2 * 64)) for scale in PIXELS.length_scales) / 2
     assert (rows @ rows.T - expected).abs().max() < 5 * math.sqrt(0.5 / 10_000)
+
+
+def test_the_record_counts_only_true_fourier_features():
+    linear = FeatureMap(kernel="linear")
+    counted = {
+        (PIXELS,): "40 Fourier features by class",
+        (linear,): "64 outputs of public maps by class",
+        (PIXELS, linear): "40 Fourier features, 64 outputs of public maps, by class",
+    }
+    for maps, expected in counted.items():
+        features = FourierFeatures((1, 8, 8), maps, 40, seed=0)
+        assert released(features) == f"joint embedding: {expected}"
 
 
 def test_weights_share_the_squared_norm():
