@@ -34,6 +34,7 @@ from sfumato.runtime.compute import device
 from sfumato.runtime.progress import Progress
 from sfumato.settings.release import Synthesize
 from sfumato.settings.stages import STAGES
+from sfumato.storage.documents import read_json
 from sfumato.training.training_sets import public_training_set
 
 # Images, (N, C, H, W) uint8, their labels, and the stage that drew each image
@@ -89,8 +90,9 @@ def chosen_images(
     for label, number in enumerate(new_labels.bincount().tolist()):
         of_class = (labels == label).nonzero().flatten()
         if len(of_class) < number:
+            name = read_json(paths["select"] / "selection.json")["classes"][label]
             raise DataError(
-                f"the release needs {number} images of class {label}, but {paths['select']} has "
+                f"the release needs {number} images of class {name!r}, but {paths['select']} has "
                 f"{len(of_class)}: lower synthesize.count, or raise select.images"
             )
         rows.append(of_class[:number])
