@@ -190,7 +190,11 @@ def validate(values: Layer, path: Path, *, layer: bool = False) -> Params:
             )
         else:
             given = re.sub("://.*", "://…", repr(first["input"]))  # a URL may contain a password
-            problem = f"{key}={given} is not valid: {reason}" if key else reason
+            problem = reason
+            if is_of_several_keys(first):
+                problem = f"{key}: {reason}"
+            elif key:
+                problem = f"{key}={given} is not valid: {reason}"
             if first["type"] == "string_type":
                 problem += f". Write it in quotes: '{first['input']}'"
         raise ConfigError(f"{path}: {problem}") from error

@@ -128,10 +128,14 @@ def test_a_value_of_another_form_is_refused_in_words_of_yaml(content, form):
 
 
 def test_a_fault_of_several_keys_names_its_section_only():
-    with pytest.raises(ConfigError) as refusal:
-        params_of({"frequency": {"noise": {"one": "3%"}}}, PARAMS)
-    assert str(refusal.value).startswith("params.yaml: frequency: 'one' is not a value of ε")
-    assert "={" not in str(refusal.value)
+    for section, content, reason in (
+        ("frequency", {"noise": {"one": "3%"}}, "'one' is not a value of ε"),
+        ("synthesize", {"distorted": 0.9, "mixed": 0.9}, "distorted=0.9 and mixed=0.9 leave no"),
+    ):
+        with pytest.raises(ConfigError) as refusal:
+            params_of({section: content}, PARAMS)
+        assert str(refusal.value).startswith(f"params.yaml: {section}: {reason}")
+        assert "={" not in str(refusal.value)
 
 
 def test_a_rule_for_several_keys_applies_to_the_merged_values():
