@@ -136,7 +136,8 @@ def missing_stages(params: Params) -> Problems:
             if not params.runs(other) and other not in stage.optional and settings.reads(other):
                 yield (
                     f"{recipe}: {who} requires {other}, which is switched off. Add {other} to run, "
-                    f"or {way_out}"
+                    f"or {way_out}. If params.yaml contains run, it replaces the recipe's list: to "
+                    "use the recipe's, remove run from params.yaml"
                 )
 
 

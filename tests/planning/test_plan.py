@@ -389,7 +389,7 @@ def test_phases_share_the_steps_by_their_parts():
         ),
         (
             {"recipe": "feta-pro", "synthesize": {"teacher_guidance": 1}},
-            "synthesize requires teacher",
+            "synthesize requires teacher.* remove run from params.yaml",
         ),
         ({"synthesize": {"mark": "pixels"}}, "requires images of at least 8×16 or 16×8 pixels"),
         ({"privacy": {"delta": 0.01}}, "1/privacy.size_hint"),
