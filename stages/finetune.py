@@ -102,10 +102,13 @@ def compare_noise(made: Plan) -> Iterator[str]:
     about = "about " if params.finetune.trainable in SALIENT else ""
     ratio = f"{length:.2g} times the step's largest possible signal"
     if length > 1:
+        remedy = "raise finetune.batch"
+        if mechanism.sample_rate == 1:  # a larger batch draws no more images
+            remedy = "lower finetune.steps"
         yield (
             f"finetune: with {about}{weights:,} trained weights, the noise of a step is {ratio}, "
-            "so a step is mostly noise. Raise privacy.epsilon, finetune's share of it, or "
-            "finetune.batch, or train fewer weights"
+            "so a step is mostly noise. Raise privacy.epsilon or finetune's share of it, train "
+            f"fewer weights, or {remedy}"
         )
     else:
         yield (f"finetune: with {about}{weights:,} trained weights, the noise of a step is {ratio}")

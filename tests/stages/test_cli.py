@@ -210,6 +210,14 @@ def test_the_dry_run_states_the_noise_of_a_step_of_dpsgd(desk, recipe, changes, 
         assert bool(found[3]) == (length > 1)
 
 
+def test_noise_over_all_images_is_lowered_by_fewer_steps(desk):
+    """At a sample rate of 1, a larger batch draws no more images."""
+    desk.run("prepare sensitive")
+    for batch, remedy in ((300, "raise finetune.batch"), (10**6, "lower finetune.steps")):
+        desk.params(finetune={"batch": batch, "steps": 7})
+        desk.run("plan --dry-run", "mostly noise", f"train fewer weights, or {remedy}")
+
+
 def test_bad_images_exit_4_name_the_file_and_leave_nothing(own):
     Path("images/dog/3.png").write_bytes(b"not a picture")
     own.run("prepare sensitive", "3.png", code=4)
