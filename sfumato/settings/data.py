@@ -287,7 +287,7 @@ class Data(Strict):
             raise ConfigError(
                 "data.dataset_id is missing, but data.path is set: choose a permanent name for "
                 f"these images. Set {self.source} if they are the public set of this name, or if "
-                "they were prepared before without a dataset_id: charges on them then stay valid"
+                "they were prepared before without a dataset_id: earlier charges then still count"
             )
         return self.dataset_id or self.source
 
