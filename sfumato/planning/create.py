@@ -20,7 +20,7 @@ from sfumato.data.sources.imagefolder import list_folder
 from sfumato.data.sources.splits import VALIDATION, split_of, words_in
 from sfumato.data.survey import Survey, survey
 from sfumato.errors import ConfigError, SfumatoError, Spelling
-from sfumato.planning.project_files import project_files, workflow_place, write_project
+from sfumato.planning.project_files import check_state, project_files, workflow_place, write_project
 from sfumato.runtime.progress import Say, discard
 from sfumato.settings.data import GROUP, IMAGE, SEVERAL, Data, Groups
 from sfumato.settings.fields import Size, both_sides, by
@@ -147,6 +147,7 @@ def propose_project(options: InitOptions, owner: Owner, state: Path) -> Proposed
     if an option does not match the images.
     """
     check_places(options)
+    check_state(options.out, state)
     if options.epsilon is None and owner.ask is None:
         raise ConfigError(
             "{option.epsilon} is missing, and has no default: choose a value (see “Choose ε” in "

@@ -25,7 +25,7 @@ from sfumato.settings.stage import ARTIFACTS, CARD_PATH, LEDGER, LOCAL, PLAN, RE
 from sfumato.settings.stages import STAGES, dvc_stages
 from sfumato.storage.documents import quoted, read_yaml
 from sfumato.storage.files import ATTRIBUTES, UNTOUCHED, make_folder, replace_file
-from sfumato.storage.state_directory import DVC_INDEX, git, state_dir
+from sfumato.storage.state_directory import DVC_INDEX, git, state_dir, would_be_tracked
 
 IGNORED = (
     "/artifacts/\n/data/raw/\n/data/sensitive/\n/data/public/\n/models/\n/evaluation/\n"
@@ -264,6 +264,23 @@ def write_project(out: Path, files: Mapping[str, str], say: Say, *, force: bool 
                 "the repository's root. Commit this file too"
             )
     renew(out / "dvc.yaml")  # adds the project's own recipes
+
+
+def check_state(out: Path, state: Path) -> None:
+    """Raise ConfigError if git would track the state directory once `begin_repository` has created
+    a repository in the project folder `out`.
+    """
+    there = next(folder for folder in (out, *out.parents) if folder.exists())
+    code, _ = git("-C", str(there), "rev-parse", "--git-dir")
+    if code in (0, 127) or not state.resolve().is_relative_to(out.resolve()):
+        return  # no repository will be created, or it will not contain the state directory
+    ignored = IGNORED
+    if (out / ".gitignore").is_file():
+        ignored += (out / ".gitignore").read_text("utf-8", errors="replace")
+    place = state.resolve().relative_to(out.resolve())
+    names = {line.strip().strip("/") for line in ignored.splitlines()}
+    if names.isdisjoint(map(str, (place, *place.parents))):
+        raise would_be_tracked(state)
 
 
 def begin_repository(out: Path, say: Say) -> None:

@@ -39,12 +39,16 @@ def state_dir() -> Path:
             f"the state directory {path} is a file: set SFUMATO_STATE to the path of a folder"
         )
     if in_git(path / "keys"):
-        raise ConfigError(
-            f"git would track the state directory {path}, which contains real images and keys: set "
-            "SFUMATO_STATE to a folder outside the repository, or, if the repository belongs to "
-            "you, add the state directory to .gitignore"
-        )
+        raise would_be_tracked(path)
     return path
+
+
+def would_be_tracked(state: Path) -> ConfigError:
+    return ConfigError(
+        f"git would track the state directory {state}, which contains real images and keys: set "
+        "SFUMATO_STATE to a folder outside the repository, or, if the repository belongs to you, "
+        "add the state directory to .gitignore"
+    )
 
 
 def git(*words: str) -> tuple[int, str]:

@@ -30,6 +30,7 @@ from sfumato.privacy.odometer import Odometer
 from sfumato.settings.data import Groups
 from sfumato.settings.options import InitOptions
 from sfumato.settings.release import Release
+from sfumato.storage.state_directory import in_git
 from stages.init import ask, officers_words
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -160,6 +161,17 @@ def test_images_in_the_project_or_no_epsilon_are_refused(desk, quick, project, t
     )
     desk.run(f"init {out} --yes", "--epsilon is missing", code=2)
     assert not (project / "params.yaml").exists()
+
+
+def test_a_state_directory_that_git_would_track_is_refused(init, project, environment, tmp_path):
+    write_shapes(tmp_path / "in")
+    state = project / "private" / "state"
+    environment["SFUMATO_STATE"] = str(state)
+    init("", f"git would track the state directory {state}", code=2)
+    assert list(project.iterdir()) == []
+    (project / ".gitignore").write_text("/private/\n")
+    init()
+    assert not in_git(state / "keys")
 
 
 def test_every_bad_file_is_named_before_anything_is_asked(init, project, tmp_path):
