@@ -320,6 +320,8 @@ def csv_rows(table: Path) -> Rows:
 
     others = lines_of(table, "")
     first = next(others, "")
+    if first.startswith("sep="):  # states the separator for Excel, which hides this line
+        first = next(others, "")
     # Some programs write semicolons, because their numbers contain commas
     between = max(",;\t", key=first.count)
     for number, row in enumerate(csv.reader(lines(), delimiter=between, strict=True), 1):

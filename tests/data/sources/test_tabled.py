@@ -113,6 +113,16 @@ def test_spaces_after_commas_are_no_part_of_labels(tmp_path):
     assert read_all(earlier, tmp_path)[2] == [1, 0, 1, 0]
 
 
+def test_the_line_that_states_the_separator_is_no_row(tmp_path):
+    """As in tables that Excel opens in every country."""
+    file = write_table(tmp_path, rows_of()) / "metadata.csv"
+    file.write_text("sep=;\n" + file.read_text().replace(",", ";"))
+    assert read_all(data(tmp_path), tmp_path)[2] == [1, 0, 1, 0]
+    file.write_text("sep=;\n")
+    with pytest.raises(DataError, match="has no column"):
+        read_source(data(tmp_path), tmp_path)
+
+
 def test_train_and_test_with_a_table_each_bring_the_hold_out(tmp_path):
     write_table(tmp_path / "train", rows_of())
     write_table(tmp_path / "test", rows_of())
