@@ -119,6 +119,12 @@ def read_table(table: Path, columns: Sequence[str]) -> Rows:
     heads, rows = cells_of(table)
     columns = [*map(composed, columns)]
     for name in columns:
+        if name not in heads and not {*columns}.isdisjoint(heads):
+            # The first line contains names of columns, and no person's cells
+            raise DataError(
+                f"{table} has no column {name}, but has the columns {', '.join(heads)}: use one of "
+                "these, or add the column"
+            )
         if name not in heads:
             raise DataError(
                 f"{table} has no column {name}: add it, or write the names of the columns in the "

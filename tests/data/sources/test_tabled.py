@@ -183,7 +183,11 @@ SPOILED = {
     ),
     "no label": (lambda t: t.replace("cat,p1", ",p1"), "picture 1 has no label"),
     "an unknown label": (lambda t: t.replace("cat,p1", "cow,p1"), r"not in data\.classes"),
-    "no column": (lambda t: t.replace("label", "finding"), "has no column label: add it"),
+    "no column": (
+        lambda t: t.replace("label", "finding"),
+        "has no column label, but has the columns file_name, finding, patient: use one of these",
+    ),
+    "no names": (lambda t: t.split("\n", 1)[1], "has no column file_name .*: add it"),
     "an open quote": (lambda t: t + '"', "is not a table"),
 }
 
