@@ -108,15 +108,7 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # Escape what the console cannot show, such as ε, as Python already does on standard error
         sys.stdout.reconfigure(errors="backslashreplace")
-    if EXIT_CODE in os.environ:  # under `torchrun`, processes must end at once
-        die_with_parent()
-    else:
-        # Handle SIGTERM like Ctrl-C. Without a handler, the first process of a container would
-        # ignore this signal, and any other process would leave private files behind.
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
-        # SIGHUP: the terminal or SSH connection was closed. `nohup` ignores it; Windows lacks it
-        if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
-            signal.signal(signal.SIGHUP, signal.default_int_handler)
+    handle_signals()
     # Let waiting threads sleep instead of spin. While other programs ran, two spinning threads were
     # measured to be 4 to 8 times slower than one thread.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # PyTorch reads this when it is imported
@@ -150,12 +142,26 @@ def main() -> None:
             write_json(
                 Path(os.environ[LAST_ERROR]), {"exit_code": code, "message": printable(reason)}
             )
+        discard_unwritable()
         leave(code)
     finally:
         until_the_end.close()
         watchers.clear()
         vars(sys).update(named)  # restores the streams
         named.clear()
+
+
+def handle_signals() -> None:
+    """Treat SIGTERM and SIGHUP like Ctrl-C, except under a launcher."""
+    if EXIT_CODE in os.environ:  # under `torchrun`, processes must end at once
+        die_with_parent()
+    else:
+        # Handle SIGTERM like Ctrl-C. Without a handler, the first process of a container would
+        # ignore this signal, and any other process would leave private files behind.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        # SIGHUP: the terminal or SSH connection was closed. `nohup` ignores it; Windows lacks it
+        if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
+            signal.signal(signal.SIGHUP, signal.default_int_handler)
 
 
 def open_closed_streams() -> None:
@@ -177,6 +183,14 @@ def discard_output() -> None:
     null = os.open(os.devnull, os.O_WRONLY)
     for stream in named.values():
         os.dup2(null, stream.fileno())
+
+
+def discard_unwritable() -> None:
+    """Discard output that cannot be written, as on a full disk: Python would fail to flush it."""
+    try:
+        named.get("stdout", sys.stdout).flush()
+    except OSError:
+        discard_output()
 
 
 def withheld(reason: str) -> str:

@@ -450,3 +450,12 @@ def test_a_reader_of_a_held_back_command_may_stop_reading(desk):
         running.stdout.close()
         assert running.stderr.read() == b""
     assert running.returncode == 1
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="only Linux has a full device")
+def test_a_full_disk_under_the_output_is_one_sentence(desk):
+    with open("/dev/full", "wb") as full:
+        command = [sys.executable, "-c", UNREAD]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 4
+    assert done.stderr.startswith("error: No space left") and done.stderr.count("\n") == 1
