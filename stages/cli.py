@@ -20,6 +20,7 @@ from sfumato.errors import (
     ConfigError,
     DataError,
     SfumatoError,
+    explained,
     is_failure,
     lacks_memory,
     watchers,
@@ -114,6 +115,7 @@ def main() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # PyTorch reads this when it is imported
     watchers.extend((hold_back, keep_memory_off_disk))
     try:
+        check_current_folder()
         app(prog_name="stage")
     except (SystemExit, KeyboardInterrupt) as ended:
         code = getattr(ended, "code", 130)  # Typer also uses 130 after Ctrl-C
@@ -162,6 +164,16 @@ def handle_signals() -> None:
         # SIGHUP: the terminal or SSH connection was closed. `nohup` ignores it; Windows lacks it
         if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
             signal.signal(signal.SIGHUP, signal.default_int_handler)
+
+
+def check_current_folder() -> None:
+    """Raise ConfigError if the current folder was deleted. Libraries would crash in it."""
+    with explained(
+        ConfigError,
+        "the current folder does not exist any more: change to another folder (`cd`), and run the "
+        "command again",
+    ):
+        os.getcwd()
 
 
 def open_closed_streams() -> None:

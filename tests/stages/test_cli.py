@@ -429,6 +429,14 @@ def test_a_closed_stream_is_no_failure(numbers, tmp_path):
     assert ("does not exist" in done.stderr) == (2 not in numbers)
 
 
+@pytest.mark.parametrize("command", ["doctor", "run", "init in --epsilon 1 --yes"])
+def test_a_deleted_current_folder_is_one_sentence(desk, command, tmp_path):
+    (tmp_path / "deleted").mkdir()
+    os.chdir(tmp_path / "deleted")
+    (tmp_path / "deleted").rmdir()
+    desk.run(command, "error: the current folder does not exist any more", code=2)
+
+
 UNREAD = """
 import sys
 from stages import cli, screen
