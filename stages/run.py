@@ -6,8 +6,6 @@ from typing import Annotated
 
 import typer
 
-from sfumato.errors import SfumatoError
-
 Targets = Annotated[
     list[str] | None,
     typer.Argument(
@@ -33,9 +31,4 @@ def run(
 
         return run_in_order(folder, targets or [])
     terminal = sys.stdout.isatty() and sys.stderr.isatty()
-    try:
-        repro(folder, *targets or [], shown=True, terminal=terminal)
-    except SfumatoError as error:
-        if not terminal:
-            raise
-        raise typer.Exit(error.exit_code) from None  # the stage has printed it
+    repro(folder, *targets or [], shown=True, terminal=terminal)

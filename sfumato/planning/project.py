@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -317,7 +317,14 @@ def repro(folder: Path, *targets: str, shown: bool, terminal: bool = False) -> N
                     print(line, end="", flush=True)
             running.wait()
             running.communicate("\n")  # ends the watcher
-        if running.returncode and error_file.is_file():
-            raise error_from(read_json(error_file))
+        if running.returncode and terminal:  # the stage or DVC has printed its error
+            raise SystemExit(failure(folder, error_file, last).exit_code)
         if running.returncode:
-            raise SfumatoError(f"`dvc repro` failed in {folder}: {''.join(last).strip()}")
+            raise failure(folder, error_file, last)
+
+
+def failure(folder: Path, error_file: Path, last: Iterable[str]) -> SfumatoError:
+    """Return the error of the stage that failed, or else DVC's last lines as an error."""
+    if error_file.is_file():
+        return error_from(read_json(error_file))
+    return SfumatoError(f"`dvc repro` failed in {folder}: {''.join(last).strip()}")

@@ -68,6 +68,13 @@ def test_stage_run_orders_the_stages_without_dvc(here, uninstall, monkeypatch):
     assert ordered == [(here, ["count"])]
 
 
+def test_a_refused_run_is_explained_on_a_terminal(here, desk):
+    """Only the errors of DVC and its stages are on the terminal already."""
+    (here / "dvc.yaml").touch()
+    desk.terminal = True
+    desk.run("run", "error: the project has no folder .dvc", code=2)
+
+
 def test_a_project_without_the_folder_of_dvc_is_refused(here):
     (here / "dvc.yaml").touch()
     with pytest.raises(ConfigError, match="run `dvc init`.* use `stage run --no-dvc`"):
