@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from sfumato.errors import LAST_ERROR, UNREADABLE, ConfigError, DataError, SfumatoError, error_from
-from sfumato.planning.project_files import NO_DVC_FOLDER, renew
+from sfumato.planning.project_files import check_dvc, renew
 from sfumato.planning.running import remove_unused_lock
 from sfumato.settings.options import InitOptions
 from sfumato.settings.recipes import load_params
@@ -173,6 +173,7 @@ class Project:
             progress: Print a line for each stage.
 
         Raises:
+            ConfigError: The settings are not valid, or DVC cannot run in the folder.
             SfumatoError: A stage failed. The error has the class and the message of the error that
                 the stage raised.
         """
@@ -277,11 +278,10 @@ def repro(folder: Path, *targets: str, shown: bool, terminal: bool = False) -> N
     A lock of DVC is removed first if the programs that took it no longer run. DVC's index is in the
     state directory, unless DVC_SITE_CACHE_DIR is set. If this process is killed or interrupted,
     everything that DVC started is interrupted too, and killed 2 seconds later. Raises ConfigError
-    if the settings are not valid, and the error of the stage that failed.
+    if the settings are not valid or `check_dvc` fails, and the error of the stage that failed.
     """
     check_and_renew(folder)
-    if not any((place / ".dvc").is_dir() for place in (folder, *folder.parents)):
-        raise ConfigError(NO_DVC_FOLDER)
+    check_dvc(folder)
     remove_unused_lock(folder)
     index = state_dir() / DVC_INDEX
     for private in (index.parent, index):

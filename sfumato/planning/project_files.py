@@ -10,6 +10,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -264,6 +265,30 @@ def write_project(out: Path, files: Mapping[str, str], say: Say, *, force: bool 
                 "the repository's root. Commit this file too"
             )
     renew(out / "dvc.yaml")  # adds the project's own recipes
+
+
+def check_dvc(folder: Path) -> None:
+    """Raise ConfigError if a project lacks what `dvc repro` requires: DVC, its folder, or git."""
+    if importlib.util.find_spec("dvc") is None:
+        raise ConfigError(
+            "DVC is not installed: run `pip install dvc`. To run the stages without DVC, use "
+            f"`stage run` in {folder}"
+        )
+    places = (folder, *folder.resolve().parents)
+    root = next((place for place in places if (place / ".dvc").is_dir()), None)
+    if root is None:
+        raise ConfigError(NO_DVC_FOLDER)
+    if any((place / ".git").exists() for place in (root, *root.resolve().parents)):
+        return
+    from dvc.config import Config
+    from dvc.exceptions import DvcException
+
+    with suppress(DvcException):  # `dvc repro` reports damaged settings itself
+        if not Config(str(root / ".dvc"))["core"].get("no_scm"):
+            raise ConfigError(
+                f"{root} is not in a git repository, which DVC requires: restore the folder .git, "
+                "or run `git init`. To use DVC without git, run `dvc config core.no_scm true`"
+            )
 
 
 def check_state(out: Path, state: Path) -> None:

@@ -4,6 +4,7 @@ import os
 import shlex
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 import yaml
@@ -13,6 +14,7 @@ from sfumato.errors import ConfigError
 from sfumato.planning.project_files import (
     WorkflowPlace,
     begin_repository,
+    check_dvc,
     dvc_text,
     project_files,
     renew,
@@ -179,6 +181,24 @@ def test_a_failed_init_can_be_repeated(here, monkeypatch):
     assert not (here / ".dvc").exists() and not (here / "params.yaml").exists()
     write_project(here, files, print)
     assert (here / ".dvc/config.local").exists() and (here / "params.yaml").exists()
+
+
+def test_a_project_must_be_usable_by_dvc(here, uninstall):
+    (here / "project").mkdir()
+    os.chdir(here / "project")
+    with pytest.raises(ConfigError, match="has no folder .dvc"):
+        check_dvc(Path())
+    begin_repository(here, print)
+    check_dvc(Path())  # DVC's folder is in a parent folder
+    shutil.rmtree(here / ".git")
+    with pytest.raises(ConfigError, match="run `git init`.* run `dvc config core.no_scm true`"):
+        check_dvc(Path())
+    with (here / ".dvc/config").open("a") as file:
+        file.write("    no_scm = true\n")
+    check_dvc(Path())
+    uninstall("dvc")
+    with pytest.raises(ConfigError, match="DVC is not installed.* use `stage run`"):
+        check_dvc(Path())
 
 
 def test_a_project_of_its_own_has_the_workflow_that_it_had(here):
