@@ -325,7 +325,7 @@ def begin_repository(out: Path, say: Say) -> None:
     if importlib.util.find_spec("dvc") is None:
         say(
             "DVC is not installed, so `stage run` runs the stages itself, and keeps no cache. To "
-            "use DVC later, install it, and run `dvc init` in the project's folder"
+            f"use DVC later, install it, and run `{dvc_init(out, has_git)}` in the project's folder"
         )
         return
     from dvc.repo import Repo
@@ -358,6 +358,15 @@ def begin_repository(out: Path, say: Say) -> None:
     except BaseException:
         shutil.rmtree(out / ".dvc", ignore_errors=True)  # otherwise it would count as complete
         raise
+
+
+def dvc_init(out: Path, has_git: bool) -> str:
+    """Return the command that creates DVC's folder in a project."""
+    if not has_git:
+        return "dvc init --no-scm"
+    if not (out / ".git").exists():  # a subfolder of a repository
+        return "dvc init --subdir"
+    return "dvc init"
 
 
 def fits_dvc_config(path: Path) -> bool:

@@ -4,6 +4,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -169,6 +170,20 @@ def test_a_home_of_any_name_gets_a_repository(name, here, environment):
         assert core["site_cache_dir"] == str(here / name / "dvc")
         # DVC would create its index with mode 0777
         assert (here / name / "dvc").stat().st_mode & 0o777 == 0o700
+
+
+def test_dvc_can_be_installed_later(here, uninstall, environment):
+    """The command that adds DVC's folder must succeed wherever the project is."""
+    uninstall("dvc")
+    said = []
+    for name in ("own", "own/inside", "without git"):
+        (here / name).mkdir()
+        if name == "without git":
+            environment["PATH"] = str(here)
+        begin_repository(here / name, said.append)
+        words = shlex.split(said[-1].split("`")[3])
+        done = subprocess.run([sys.executable, "-m", *words, "-q"], cwd=here / name, check=False)
+        assert done.returncode == 0 and (here / name / ".dvc").is_dir(), name
 
 
 def test_a_failed_init_can_be_repeated(here, monkeypatch):
