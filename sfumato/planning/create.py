@@ -261,13 +261,7 @@ def check_places(options: InitOptions) -> None:
     `options.force` is set, the project folder must not contain a project yet.
     """
     out = options.out
-    if {*"{}"} & {*str(out)}:
-        raise ConfigError(
-            "the path of the project folder, {out}, contains braces, which DVC cannot use: run "
-            "from another folder, or name one with {option.out}",
-            option="out",
-            out=out,
-        )
+    check_project_path(out)
     for option, images in (("images", options.images), ("public", options.public)):
         if images is not None:
             check_images_folder(option, images, out)
@@ -295,6 +289,24 @@ def check_places(options: InitOptions) -> None:
             option="out",
             out=out,
             there=" and ".join(there),
+        )
+
+
+def check_project_path(out: Path) -> None:
+    """Raise ConfigError unless DVC accepts the path of the project folder."""
+    if {*"{}"} & {*str(out)}:
+        raise ConfigError(
+            "the path of the project folder, {out}, contains braces, which DVC cannot use: run "
+            "from another folder, or name one with {option.out}",
+            option="out",
+            out=out,
+        )
+    if any("\udc80" <= letter <= "\udcff" for letter in str(out)):
+        raise ConfigError(
+            "the path of the project folder, {out}, contains bytes that are not UTF-8, which DVC "
+            "cannot use: run from another folder, or name one with {option.out}",
+            option="out",
+            out=out,
         )
 
 

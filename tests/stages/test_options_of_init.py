@@ -219,3 +219,10 @@ def test_a_project_folder_with_braces_is_refused_early(name, desk, tmp_path):
     )
     assert "contains braces, which DVC cannot use" in " ".join(text.split()) and "--out" in text
     assert not (tmp_path / name).exists()
+
+
+def test_a_project_folder_that_is_not_utf_8_is_refused_early(desk, tmp_path):
+    out = tmp_path / os.fsdecode(b"r\xf6ntgen")
+    code, text = desk("init", str(tmp_path / "in"), "--epsilon", "5", "--yes", "--out", str(out))
+    assert code == 2 and "not UTF-8, which DVC cannot use" in text and "--out" in text
+    assert not out.exists()
