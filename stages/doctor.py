@@ -66,6 +66,9 @@ def doctor(skeleton: SkeletonOption = None, out: OutOption = Path("skeleton.zip"
     )
     prepared = sorted(p.parent.name for p in state.glob("data/*/card.json"))
     table.add_row("prepared datasets", ", ".join(prepared) or "none")
+    if not any(map(os.path.exists, ("dvc.yaml", "params.yaml"))):
+        table.add_row("project", "none in this folder. `stage init` creates one")
+        return table_console().print(table)
     try:
         card = read_card(CARD_PATH)
         rows = {"data card": card.dataset_id, **queries_in_words(card)}

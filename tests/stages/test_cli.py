@@ -263,6 +263,12 @@ def test_the_doctor_survives_what_it_diagnoses(desk):
         assert "is not a data card" in "".join(text.replace("│", "").split("\n")).replace("  ", "")
 
 
+def test_the_doctor_names_a_folder_that_is_no_project(desk):
+    Path("params.yaml").unlink()
+    text = desk.run("doctor", "none in this folder", "`stage init` creates one")
+    assert "prepare sensitive" not in text and "dvc init" not in text
+
+
 @pytest.mark.parametrize(
     "words", ["--epsilon nan", "--epsilon -1", "--epsilon inf", "--delta 0", "--delta nan"]
 )

@@ -6,12 +6,19 @@ import json
 import os
 from pathlib import Path
 
+import pytest
 import yaml
 from small_lock import commit_lock, write_lock_of_another_machine
 
 from sfumato.settings.stage import LOCK
 from stages.doctor import index_in_words
 from stages.dvc_lock import COPY, damage, keep_copy, lock_in_words
+
+
+@pytest.fixture
+def desk(desk):
+    Path("dvc.yaml").touch()
+    return desk
 
 
 def test_the_doctor_names_an_empty_lock_and_its_cure(desk):
