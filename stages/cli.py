@@ -5,6 +5,7 @@ import io
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -34,7 +35,7 @@ except ConfigError as error:  # the stage of another package cannot be loaded
     sys.exit(error.exit_code)
 from sfumato.storage.documents import escaped, quoted
 from sfumato.storage.files import replace_private, write_json
-from sfumato.storage.in_use import until_the_end
+from sfumato.storage.in_use import this_process, until_the_end
 from stages import ledger, mark, prepare, recipe
 from stages.brief import brief
 from stages.doctor import doctor
@@ -212,7 +213,8 @@ def withheld(reason: str) -> str:
     """
     file = state_dir() / "refused.txt"
     with suppress(OSError):  # raised, for example, if the disk is full
-        replace_private(file, f"{reason}\n".encode(errors="backslashreplace"))
+        text = f"{reason}\n\n({time.ctime()}, {this_process()})\n"
+        replace_private(file, text.encode(errors="backslashreplace"))
     return (
         "the command failed after it had opened sensitive images. The reason could reveal who is "
         f"in the set, so it was written to {file} only"

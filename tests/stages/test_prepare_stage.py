@@ -2,6 +2,7 @@
 same.
 """
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -44,7 +45,9 @@ def test_a_pattern_that_fits_badly_is_refused_alike(clinic):
     reasons = []
     for pattern in patterns:
         said.add(clinic(pattern=pattern))
-        reasons.append(Path("state/refused.txt").read_text())
+        reason, _, circumstances = Path("state/refused.txt").read_text().rpartition("\n\n")
+        reasons.append(reason)
+        assert time.strftime("%Y") in circumstances and "stage prepare" in circumstances
         assert Path("state/refused.txt").stat().st_mode & 0o777 == 0o600
     assert len(said) == 1 and len(set(reasons)) == 3
     code, text = said.pop()
