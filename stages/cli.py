@@ -121,10 +121,11 @@ def main() -> None:
     except (SystemExit, KeyboardInterrupt) as ended:
         code = getattr(ended, "code", 130)  # Typer also uses 130 after Ctrl-C
         if code == 130:
-            say(
-                "interrupted. Run the same command again: a query resumes without a second charge, "
-                "and any other stage restarts"
-            )
+            with suppress(OSError):  # the terminal may be closed
+                say(
+                    "interrupted. Run the same command again: a query resumes without a second "
+                    "charge, and any other stage restarts"
+                )
         leave(code)
     except BrokenPipeError:  # the reader has closed the pipe, as in `stage … | head`
         discard_output()

@@ -119,7 +119,8 @@ def index_in_words(own: Path) -> str:
 
     from sfumato.planning.project_files import NO_DVC_FOLDER, use_index
 
-    if not os.path.isdir(".dvc"):
+    here = Path.cwd()
+    if not any((place / ".dvc").is_dir() for place in (here, *here.parents)):
         return f"none: {NO_DVC_FOLDER}"
     configured = None
     with suppress(ConfigError):
