@@ -13,7 +13,7 @@ from sfumato.data.prepare import secret_key
 from sfumato.evaluation.detector import detections
 from sfumato.evaluation.disclosure import disclosure, membership
 from sfumato.evaluation.extractors import Extractor, build_extractor
-from sfumato.evaluation.holdout import without_copies, without_repeats
+from sfumato.evaluation.holdout import lost_classes, without_copies, without_repeats
 from sfumato.evaluation.identity import identity, made_from_others
 from sfumato.evaluation.metrics.fidelity import chosen_metrics
 from sfumato.evaluation.plots import plot_detected, plot_neighbours
@@ -25,7 +25,7 @@ from sfumato.evaluation.scores import (
     looked_at,
     released_accuracy,
 )
-from sfumato.evaluation.verdict import classifier_rows, unjudged, verdict
+from sfumato.evaluation.verdict import Verdict, classifier_rows, unjudged, verdict
 from sfumato.features.teacher_network import ImageClassifier, load_teacher_network
 from sfumato.privacy.authorize import open_local
 from sfumato.privacy.odometer import Odometer
@@ -123,10 +123,7 @@ def evaluate_folder(
         if card.split == "official":
             metrics["disclosure"]["sentence"] += f" {NOT_BY_CHANCE}"
     metrics |= labelling_of(synthetic, release)
-    if measured:
-        metrics["verdict"] = verdict(metrics, holdout.labels, len(plan.classes), holdout.groups)
-    else:
-        metrics["verdict"] = unjudged(metrics["warnings"][-1])
+    metrics["verdict"] = judged(metrics, held_out, holdout, measured)
     keep_private(out)
     # Remove old pictures, because this evaluation may not draw new ones in their place
     for picture in ("accuracy.png", "detected.png"):
@@ -140,6 +137,18 @@ def evaluate_folder(
             extractor, synthetic.get(PLAIN, synthetic[RELEASE]), train, out / "neighbours.png"
         )
     return metrics
+
+
+def judged(metrics: Metrics, held_out: ImageSet, holdout: ImageSet, measured: bool) -> Verdict:
+    """Judge the release if possible.
+
+    held_out: the hold-out; holdout: the hold-out without copies; measured: if False, the last
+    warning gives the reason why there is no verdict.
+    """
+    lost = lost_classes(held_out, holdout)
+    if measured and lost is None:
+        return verdict(metrics, holdout.labels, len(holdout.classes), holdout.groups)
+    return unjudged(lost or metrics["warnings"][-1])
 
 
 def loaded(classifiers: Mapping[str, Path]) -> dict[str, ImageClassifier]:

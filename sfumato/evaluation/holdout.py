@@ -8,7 +8,7 @@ import itertools
 import numpy as np
 import torch.nn.functional as F
 
-from sfumato.data.images import ImageSet
+from sfumato.data.images import ImageSet, per_class
 from sfumato.data.lineage import digests
 from sfumato.evaluation.downstream import unit_numbers
 from sfumato.runtime import distributed
@@ -17,6 +17,7 @@ from sfumato.training.supervised import apply
 LOOK_ALIKES = 0.01  # Up to this share of the hold-out may resemble training images by chance
 # Nearly all resized copies exceed this correlation. At most 0.3 % of other pictures do.
 ALIKE = 0.9975
+FEWEST_KEPT = 0.1  # A class with a smaller share of its hold-out images left is not judged
 AT_ONCE = 4096  # Images to compare at a time
 
 
@@ -44,6 +45,26 @@ def without_copies(holdout: ImageSet, train: ImageSet, split: str) -> tuple[Imag
         "results. In the tests for copies, all images that resemble another image are left out. "
         f"{advice}"
     ]
+
+
+def lost_classes(before: ImageSet, after: ImageSet) -> str | None:
+    """Return the reason why a release cannot be judged if nearly all hold-out images of a class
+    were left out, or None.
+
+    before: the hold-out; after: the hold-out without copies.
+    """
+    numbers = [per_class(part.labels, len(before.classes)) for part in (before, after)]
+    lost = np.flatnonzero(numbers[1] < FEWEST_KEPT * numbers[0])
+    if not len(lost):
+        return None
+    first = lost[0]
+    return (
+        "nearly all hold-out images of a class resemble training images, so they count as copies "
+        f"and were left out (classes: {len(lost)}; for example, {before.classes[first]!r} has "
+        f"{numbers[1][first]} of {numbers[0][first]} images left). If the pictures are not copies "
+        "but show one scene through a fixed camera, test a classifier on pictures from another "
+        "camera position. Put such pictures into test/ before the next release"
+    )
 
 
 def copies(holdout: ImageSet, train: ImageSet) -> np.ndarray:

@@ -9,7 +9,13 @@ from PIL import Image
 from sfumato.data.images import ImageSet
 from sfumato.data.rendered import drawn_set
 from sfumato.evaluation.disclosure import compare_sets
-from sfumato.evaluation.holdout import LOOK_ALIKES, unusable, without_copies, without_repeats
+from sfumato.evaluation.holdout import (
+    LOOK_ALIKES,
+    lost_classes,
+    unusable,
+    without_copies,
+    without_repeats,
+)
 
 
 def resized(images: np.ndarray, side: int) -> np.ndarray:
@@ -72,6 +78,19 @@ def test_a_few_that_look_alike_are_no_copies_and_equal_ones_are(drawn):
     holdout[1] = train[0]
     left, (warning,) = without_copies(images_of(holdout), images_of(train), "official")
     assert "(copies: 1 of 200 hold-out images)" in warning and len(left) == 199
+
+
+@pytest.mark.parametrize(("several", "left", "lost"), [(0, 9, 1), (0, 10, 0), (1, 9, 1)])
+def test_a_class_that_lost_nearly_all_its_images_is_named(drawn, several, left, lost):
+    """Pictures of a fixed camera resemble each other, so all of one class may count as copies."""
+    labels = np.repeat([0, 1], 100)
+    if several:
+        labels = np.eye(3, dtype=np.uint8)[labels]
+    holdout = ImageSet(drawn[np.arange(200) % 80], labels, ("ok", "broken", "other"))
+    reason = lost_classes(holdout, holdout.take(np.arange(100 - left, 200)))
+    assert (reason is not None) == bool(lost)
+    assert reason is None or f"for example, 'ok' has {left} of 100 images left" in reason
+    assert lost_classes(holdout, holdout) is None
 
 
 @pytest.mark.parametrize("side", [64, 40])
