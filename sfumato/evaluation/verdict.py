@@ -41,7 +41,8 @@ VERDICT_LEVELS = {
 }
 HANDED_OUT = ("teacher", "student")  # Classifiers that may be shared together with the release
 UNJUDGED = "cannot be judged"
-FEWEST_OF_A_CLASS = 10  # If a class has fewer hold-out images, the release is not judged
+# If a class has fewer hold-out images, or fewer are without a label, the release is not judged
+FEWEST_OF_A_CLASS = 10
 
 
 class Verdict(TypedDict):
@@ -84,7 +85,7 @@ def verdict(
 
     Returns {"level", "sentence", "learned", "accuracy", "balanced_accuracy"}. "level" is one of
     VERDICT_LEVELS, "unknown" if classifiers learn nothing even from real images, or UNJUDGED if the
-    hold-out has too few images of a class. "learned" is the learned share, or None if the level is
+    hold-out is too small (see `too_few`). "learned" is the learned share, or None if the level is
     "unknown" or UNJUDGED. "accuracy" and "balanced_accuracy" map names to shares in [0, 1].
     Possible names are "chance", "majority class", "release", "teacher", "student" and "real".
     Unknown shares are left out.
@@ -102,12 +103,10 @@ def verdict(
         above = 1.0 - chance
     clear = 3.0 * guessing_error(labels, classes, groups)  # random errors are hardly larger
     learned = None
-    if present.min() < FEWEST_OF_A_CLASS:
+    lacking = too_few(present, labels)
+    if lacking:
         level = UNJUDGED
-        sentence = (
-            f"the hold-out needs at least {FEWEST_OF_A_CLASS} images of each class, but has only "
-            f"{present.min()} of the smallest class. Hold out more images in the next release"
-        )
+        sentence = lacking
     elif above <= clear:
         level = "unknown"
         sentence = (
@@ -141,6 +140,25 @@ def verdict(
         "accuracy": accuracy,
         "balanced_accuracy": balanced,
     }
+
+
+def too_few(present: np.ndarray, labels: np.ndarray) -> str | None:
+    """Return the reason why the hold-out is too small to judge a release, or None if it is not.
+
+    present: (classes,), number of hold-out images of each class; labels: labels of the hold-out.
+    """
+    without = len(labels) - present.max()
+    if present.min() < FEWEST_OF_A_CLASS:
+        return (
+            f"the hold-out needs at least {FEWEST_OF_A_CLASS} images of each class, but has only "
+            f"{present.min()} of the smallest class. Hold out more images in the next release"
+        )
+    if labels.ndim == 2 and without < FEWEST_OF_A_CLASS:
+        return (
+            f"the hold-out needs at least {FEWEST_OF_A_CLASS} images without each label, but has "
+            f"only {without} without one of the labels. Hold out more images in the next release"
+        )
+    return None
 
 
 def remarks(

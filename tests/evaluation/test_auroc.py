@@ -61,6 +61,17 @@ def test_the_verdict_measures_from_a_half(value, level):
     assert said["balanced_accuracy"] == {"chance": 0.5, "release": value, "real": 1.0}
 
 
+@pytest.mark.parametrize("without", [9, 10])
+def test_a_label_that_nearly_all_images_have_is_not_judged(without):
+    labels = made(2000).labels
+    labels[:, 0] = np.arange(2000) >= without
+    said = verdict(found_by(0.99), labels, 3)
+    assert (said["level"] == "cannot be judged") is (without < 10)
+    assert (f"but has only {without} without one of the labels" in said["sentence"]) is (
+        without < 10
+    )
+
+
 def test_tables_call_it_auroc():
     found = found_by(0.8)
     found["verdict"] = verdict(found, made(2000).labels, 3)
