@@ -208,6 +208,7 @@ def guesses(present: np.ndarray, labels: np.ndarray) -> dict[str, dict[str, floa
     class".
 
     present: (classes,), number of hold-out images of each class; labels: labels of the hold-out.
+    "chance" guesses only classes of the hold-out.
 
     If images have several labels, returns only "chance", with an AUROC of 0.5.
     """
@@ -215,7 +216,7 @@ def guesses(present: np.ndarray, labels: np.ndarray) -> dict[str, dict[str, floa
         return {"chance": {"accuracy": 0.5, "balanced_accuracy": 0.5}}
     chance = 1 / max(int((present > 0).sum()), 1)
     return {
-        "chance": {"accuracy": 1 / len(present), "balanced_accuracy": chance},
+        "chance": {"accuracy": chance, "balanced_accuracy": chance},
         "majority class": {
             "accuracy": float(present.max() / len(labels)),
             "balanced_accuracy": chance,

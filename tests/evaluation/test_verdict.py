@@ -172,6 +172,14 @@ def test_a_handful_of_images_per_class_is_not_judged(labels):
     assert judged(0.9, labels=np.repeat(np.arange(4), [250, 250, 250, 10]))["level"] == "good"
 
 
+def test_chance_counts_only_classes_of_the_hold_out():
+    """If the hold-out lacks a class, a mean over the other classes was once compared with a chance
+    over all.
+    """
+    found = judged(0.9, labels=np.repeat(np.arange(3), 250))
+    assert found["accuracy"]["chance"] == found["balanced_accuracy"]["chance"] == 1 / 3
+
+
 def test_the_verdict_states_whether_public_images_joined():
     chosen = {"chosen": "without public images", "agreement": {}}
     assert (
