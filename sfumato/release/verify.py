@@ -50,7 +50,7 @@ def check_files(folder, sent=None):
     if sent is None:
         yield None, f"{MANIFEST}: SHA-256 {sha256}. Compare it with the hash that you were sent"
     else:
-        yield sha256 == sent.lower(), f"{MANIFEST}: SHA-256 {sha256}, expected {sent} (--manifest)"
+        yield sha256 == sent, f"{MANIFEST}: SHA-256 {sha256}, expected {sent} (--manifest)"
     text = json.dumps(listed, indent=1, sort_keys=True) + "\n"
     unchanged = text.encode() == (folder / MANIFEST).read_bytes()
     yield unchanged, f"{MANIFEST}: must be JSON with sorted keys, indented by one space"
@@ -282,7 +282,7 @@ def results_of(folder, sent=None):
 
 def main():
     parser = argparse.ArgumentParser(usage="python verify.py [--manifest SHA256] [FOLDER]")
-    parser.add_argument("--manifest")
+    parser.add_argument("--manifest", type=lambda sent: sent.strip().lower())
     parser.add_argument("folder", nargs="?", type=Path, default=Path(__file__).resolve().parent)
     options = parser.parse_args()
     if hasattr(sys.stdout, "reconfigure"):  # False in IDLE and notebooks, which show any name
