@@ -107,7 +107,9 @@ def load_network(
     with explained(
         DataError,
         lambda error: (
-            f"{directory}: {CONFIG} and {weights} do not match ({error}): run `stage {stage}` again"
+            f"{directory}: {CONFIG} and {weights} do not match ({error}). If you received this "
+            "folder, fetch it again from its publisher. In the project that made it, run "
+            f"`stage {stage}` again"
         ),
         causes=(*UNREADABLE, RuntimeError),
     ):
