@@ -376,7 +376,8 @@ def test_a_picture_is_prepared_like_training_images(digits, tmp_path, picture, p
         release.prepare(picture)
 
 
-def test_the_readmes_code_runs_with_numpy_and_pillow(digits, tmp_path, picture):
+@pytest.mark.parametrize("alpha", [None, 128])
+def test_the_readmes_code_runs_with_numpy_and_pillow(digits, tmp_path, picture, alpha):
     """The code prepares the picture as the package does.
 
     It has at most ten lines, and runs where this package and torch cannot be imported, and where
@@ -384,6 +385,11 @@ def test_the_readmes_code_runs_with_numpy_and_pillow(digits, tmp_path, picture):
     """
     few = digits.take(np.arange(300))
     path = write_release(tmp_path / "release", few, count=300, about={"owner": "Söhne"})
+    if alpha is not None:
+        with Image.open(picture) as opaque:
+            transparent = opaque.copy()
+        transparent.putalpha(alpha)
+        transparent.save(picture, exif=transparent.getexif())
     shutil.copy(picture, path)
     lines = re.search("```python\n(import json.*?)```", (path / "README.md").read_text(), re.S)[1]
     assert lines.count("\n") <= 10
