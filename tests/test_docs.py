@@ -2,6 +2,7 @@
 tables are right.
 """
 
+import csv
 import importlib.util
 import re
 import shlex
@@ -351,6 +352,20 @@ def test_the_lead_of_the_teacher_follows_from_the_results():
         found = leads[set_in(row["images"])]
         assert numbers <= found, row
         assert (min(numbers), max(numbers)) == (min(found), max(found)), row
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/results.md"])
+def test_the_minutes_of_the_longest_run_were_measured(page):
+    """The pages give the largest number of minutes of the runs at one epsilon."""
+    measured = {}
+    results = ROOT / "benchmarks" / "results" / "fashion-mnist-teacher.csv"
+    for row in csv.DictReader(results.read_text(encoding="utf-8").splitlines()):
+        if "synthesize.count=120000" in row["change"]:
+            measured.setdefault(float(row["epsilon"]), []).append(float(row["minutes"]))
+    text = (ROOT / page).read_text(encoding="utf-8").replace("[ε](glossary.md#epsilon)", "ε")
+    stated = [(row.get("ε"), row.get("minutes")) for row in rows_in(text)]
+    for epsilon, minutes in measured.items():
+        assert (f"{epsilon:g}", f"{max(minutes):.0f}") in stated
 
 
 def test_the_newest_changes_fit_on_a_page():
