@@ -87,6 +87,13 @@ def test_numbers_of_limited_meaning_are_warned_of():
     assert not measured(compared=SYNTHETIC[:20])[1]
 
 
+def test_one_training_image_has_no_authenticity():
+    """It has no other training image to be near. Of 3 training images, "real" compares 2 with 1."""
+    novel = MORE[:2], MORE[2:3], REAL
+    found = fidelity("real", MORE[:3], REAL, novel, EMBEDDED, ALL, [].append)
+    assert "frechet" in found and not {"authenticity", "distance_ratio"} & found.keys()
+
+
 def test_every_metric_has_a_description_and_is_in_the_default():
     reference = (Path(__file__).parents[2] / "docs" / "reference.md").read_text()
     described = reference.split("## Fidelity numbers")[1]

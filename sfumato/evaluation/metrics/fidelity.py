@@ -114,7 +114,7 @@ METRICS = {
     "authenticity": Metric(
         "share of images for which the nearest training image is closer to another training image; "
         "best if equal to the value of `real`",
-        lambda novel, **_: authenticity(*novel),
+        lambda novel, **_: authenticity(*novel) if len(novel[1]) > 1 else {},
     ),
     "detector": Metric(
         "balanced accuracy of a small network that separates the images from the hold-out; 0.5 is "
