@@ -6,12 +6,12 @@
 
 PROJECT has a release with `synthesize.stream: true` and one entry in `synthesize.sources`. Its
 hold-out is in STATE.
-The hold-out is split at random into two halves: use `choosing` to choose among variants, and
-`final` only for final results. Every network is trained for the same number of steps of 128 images.
-It is a `cnn`; only `draws` also trains the network of `stage student`. For each seed, two balanced
-accuracies in % are printed: on the images of the half that --part names, and on the same images
-shifted by up to a sixteenth of their shorter side. `heads` prints only the first. The results are
-local, because they are measured on real images. `causes` also trains networks and last layers on
+The hold-out is split at random into two halves, by person if persons are known: use `choosing` to
+choose among variants, and `final` only for final results. Every network is trained for the same
+number of steps of 128 images. It is a `cnn`; only `draws` also trains the network of `stage
+student`. For each seed, two balanced accuracies in % are printed: on the images of the half that
+--part names, and on the same images shifted by up to a sixteenth of their shorter side. `heads`
+prints only the first. The results are local, because they are measured on real images. `causes` also trains networks and last layers on
 real images, and `heads` fits last layers to them.
 
 - `causes`: compares networks trained on the release with networks trained on real images, both
@@ -46,6 +46,7 @@ from sfumato import load_release, stream
 from sfumato.data.images import ImageSet, as_bytes, as_floats
 from sfumato.data.store import load_prepared, read_card
 from sfumato.evaluation.classifiers import CLASSIFIERS, Classifier, build_classifier
+from sfumato.evaluation.downstream import unit_numbers
 from sfumato.features.teacher_network import (
     Labelling,
     TeacherNetwork,
@@ -84,9 +85,8 @@ class Project:
         self.whole_real: ImageSet = load_prepared(state, card, "sensitive")
         self.real = stored(self.whole_real, side)
         held_out = load_prepared(state, card, "holdout")
-        order = np.random.default_rng(0).permutation(len(held_out))
-        halves = [held_out.take(np.sort(rows)) for rows in np.array_split(order, 2)]
-        whole, other = halves if part == "choosing" else halves[::-1]
+        parts = halves(held_out)
+        whole, other = parts if part == "choosing" else parts[::-1]
         self.judged = {
             size: [stored(whole, size, shift) for shift in (False, True)] for size in (side, WHOLE)
         }
@@ -104,6 +104,13 @@ class Project:
             f"{balanced(logits(model, part.images), part):.1f}"
             for part in self.judged[side or self.side]
         )
+
+
+def halves(held_out: ImageSet) -> list[ImageSet]:
+    """Split a hold-out at random into two halves, by person if persons are known."""
+    persons = unit_numbers(len(held_out), held_out.groups)
+    order = np.random.default_rng(0).permutation(persons.max() + 1)
+    return [held_out.take(np.isin(persons, part)) for part in np.array_split(order, 2)]
 
 
 def balanced(scores: np.ndarray, judged: ImageSet) -> float:
