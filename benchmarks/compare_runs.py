@@ -293,7 +293,8 @@ def comparison_table(runs: pd.DataFrame, classifiers: list[str]) -> Table:
         distances = number(row["distance"]), number(row["mind"])
         rows.append([name, row["recipe"], *cost, *accuracies, *distances, row["differs"]])
     columns = ["run", "recipe", "target", "ε", *classifiers, "distance", "MIND", "differs in"]
-    return table_of("Runs (local). Accuracy on the real hold-out, %", columns, rows)
+    title = "Runs (local). Accuracy on the real hold-out, or AUROC for several labels, %"
+    return table_of(title, columns, rows)
 
 
 def short_names(names: list[str]) -> list[str]:
@@ -327,7 +328,9 @@ def plot_comparison(runs: pd.DataFrame, classifier: str, path: Path) -> None:
         means = targets[classifier].mean()
         axes.errorbar(targets["epsilon"].mean(), 100 * means, yerr=100 * spreads, **line, **style)
     log_ticks(axes, {round(target, 6): f"{target:g}" for target in runs["target"]})
-    axes.set(xlabel="ε, log scale", ylabel=f"accuracy of {classifier} on the real hold-out, %")
+    axes.set(
+        xlabel="ε, log scale", ylabel=f"accuracy (or AUROC) of {classifier} on the real hold-out, %"
+    )
     on_a_grid(axes, "y")
     axes.set_title(f"Accuracy against privacy, by recipe ({CAPTION})", fontsize=10)
     title = "hollow: not comparable" if (runs["differs"] != "").any() else None

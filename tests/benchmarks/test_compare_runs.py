@@ -357,6 +357,7 @@ def test_the_table_shows_folders_without_their_common_part(capsys, environment):
     table = comparison_table(
         pd.DataFrame([row | {"run": "/runs/steps=[40]"}, row | {"run": "/runs/[red]"}]), []
     )
+    assert "AUROC" in table.title, "it replaces accuracy if images have several labels"
     show_local([table], Path("comparison.csv"))
     # Without a terminal, no numbers are printed
     assert "steps" not in (text := capsys.readouterr().out) and "comparison.csv: local" in text
