@@ -11,8 +11,8 @@ choose among variants, and `final` only for final results. Every network is trai
 number of steps of 128 images. It is a `cnn`; only `draws` also trains the network of `stage
 student`. For each seed, two balanced accuracies in % are printed: on the images of the half that
 --part names, and on the same images shifted by up to a sixteenth of their shorter side. `heads`
-prints only the first. The results are local, because they are measured on real images. `causes` also trains networks and last layers on
-real images, and `heads` fits last layers to them.
+prints only the first. The results are local, because they are measured on real images. `causes`
+also trains networks and last layers on real images, and `heads` fits last layers to them.
 
 - `causes`: compares networks trained on the release with networks trained on real images, both
   without and with shifts and scaling. For networks trained on the release, it also recomputes the
