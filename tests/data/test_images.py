@@ -61,7 +61,7 @@ BAD = {
     "float labels": (GOOD, np.full(3, np.nan), "int64"),
     "label too large": (GOOD, np.array([0, 1, 2]), "0..1 for 2 classes"),
     "label below zero": (GOOD, np.array([0, 1, -1]), "0..1 for 2 classes"),
-    "lengths differ": (GOOD, np.zeros(4, np.int64), "3 images but labels.npy 4 labels"),
+    "lengths differ": (GOOD, np.zeros(4, np.int64), "3 images, but labels.npy contains 4 labels"),
 }
 
 

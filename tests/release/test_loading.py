@@ -511,7 +511,7 @@ LIES = {
     ),
     "labels of other images": (
         replace_array("labels.npy", np.zeros(39, np.int64)),
-        r"40 images but labels\.npy 39 labels",
+        r"40 images, but labels\.npy contains 39 labels",
     ),
     "a label below zero": (replace_array("labels.npy", np.full(40, -1)), r"has labels -1\.\.-1"),
     "several labels that are counts": (

@@ -417,6 +417,18 @@ def test_a_stopped_container_or_closed_terminal_is_like_ctrl_c(name, desk):
     assert done.returncode == 130 and "without a second charge" in done.stdout + done.stderr
 
 
+def test_an_interrupted_stage_ends_though_its_terminal_is_closed(desk):
+    """The message about the interruption cannot be written, and its exit code stays 130."""
+    master, terminal = os.openpty()
+    code = f"import os; os.read(0, 1)\n{TERMINATED.format(name='SIGHUP')}"
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=terminal, stderr=terminal) as run:
+        os.close(terminal)
+        os.close(master)
+        run.communicate(b"x", timeout=100)
+    assert run.returncode == 130
+
+
 CLOSED = """
 import os, sys
 for number in {numbers}:
