@@ -10,7 +10,14 @@ from sfumato.privacy.events import PROTECTED, UNITS, event_of
 from sfumato.privacy.profile import bound_text, privacy_profile
 from sfumato.release.card import WORDS, page, plain, table, template
 from sfumato.release.exports import PUBLIC_SOURCE
-from sfumato.release.report import Facts, attack_bounds, grouped, not_covered, scientific
+from sfumato.release.report import (
+    Facts,
+    attack_bounds,
+    grouped,
+    not_covered,
+    scientific,
+    who_is_trusted,
+)
 from sfumato.settings.data import GROUP
 from sfumato.settings.stages import STAGES
 from sfumato.storage.files import make_folder, replace_file
@@ -68,7 +75,7 @@ def brief_facts(made: ProjectPlan) -> Facts:
         ],
         "usefulness": usefulness(made),
         "not_covered": not_covered(by_person),
-        "trust": WORDS["trust"],
+        "trust": who_is_trusted(several_owners=False),
         "table": table,
         **released(made),
     }

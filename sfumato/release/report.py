@@ -106,10 +106,18 @@ def report_page(release: Path, ledger: Path, local: Local | None = None) -> str:
             cost=cost,
             attacker=what_it_means(content),
             proof=what_to_check(artifact, content, ledger),
-            trust=WORDS["trust"],
+            trust=who_is_trusted(bool(cost["owners"])),
             not_covered=not_covered(cost["grouped"]),
             words=WORDS["about"],
         )
+
+
+def who_is_trusted(several_owners: bool) -> list[str]:
+    """Return one text for each kind of participant.
+
+    several_owners: whether the release was made from the measurements of several owners.
+    """
+    return [WORDS["trusted_owners"][several_owners], WORDS["trusted_recipients"]]
 
 
 def not_covered(grouped: bool) -> list[str]:

@@ -16,7 +16,7 @@ import yaml
 from sfumato.privacy.accountant import round_up
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.profile import bound_text
-from sfumato.release.card import LABEL_TABLE, WORDS, data_dictionary
+from sfumato.release.card import LABEL_TABLE, data_dictionary
 from sfumato.release.card_check import ReleaseCard
 from sfumato.release.exports import PARQUET
 from sfumato.release.report import (
@@ -26,6 +26,7 @@ from sfumato.release.report import (
     not_covered,
     what_it_cost,
     what_was_released,
+    who_is_trusted,
 )
 from sfumato.settings.recipes import as_yaml
 from sfumato.storage.artifacts import PRIVACY, Artifact
@@ -232,7 +233,7 @@ def facts_of(artifact: Artifact, ledger: Mapping, spent: float) -> Facts:
         "charges": len(ledger["records"]),
         "opened": ledger["odometer"]["charges"],
         "opened_epsilon": bound_text(ledger["odometer"]["epsilon"]),
-        "trust": " ".join(WORDS["trust"]),
+        "trust": " ".join(who_is_trusted(bool(cost["owners"]))),
         "public": "; ".join(public) + ".",
         "mechanisms": "\n".join(map(mechanism_line, ledger["records"])),
     }

@@ -568,6 +568,28 @@ def test_a_release_of_persons_is_described_by_persons(tmp_path):
         assert f"For 1 500 {name} together, " in plain and "not stated yet" not in plain
 
 
+def test_a_merged_release_is_not_made_by_one_owner(tmp_path):
+    """No one has the images of all owners, and the merged project cannot run the queries."""
+    pages = {}
+    for names in (("north",), ("north", "south")):
+        records = [
+            record("count", i, Mechanism(noise_multiplier=5)) | {"dataset_id": name}
+            for i, name in enumerate(names)
+        ]
+        owners = names if len(names) > 1 else ()
+        release = write_release(tmp_path / "-".join(names), records)
+        ledger = tmp_path / "ledger.json"
+        ledger.write_text(ledger_text(build_ledger(BUDGET, Records.of(records, owners), [])))
+        pages[len(names)] = " ".join(report_page(release, ledger).split())
+    for of_one, of_several in (
+        ("The owner of the images made this set", "The person who merged the owners’ noisy"),
+        ("the owner of the sensitive images runs", "every owner ran the software on their own"),
+        ("Anyone who has the sensitive images can", "Each owner can run the queries"),
+    ):
+        assert of_one in pages[1] and of_one not in pages[2]
+        assert of_several in pages[2] and of_several not in pages[1]
+
+
 def test_the_first_half_page_answers_an_officers_questions(tmp_path):
     """The page quotes the owner's statements, if there are any. Only the owner's edition lists
     missing statements. The chance that ε fails is stated for all images together, not for one.
