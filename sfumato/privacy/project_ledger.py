@@ -162,22 +162,32 @@ def gap_in(odometer: Odometer, records: Mapping[str, dict], earlier: set[str]) -
         return (
             f"{odometer.path} also contains charges with another privacy unit "
             f"({', '.join(sorted(others))}). They cannot be composed with the charges in this "
-            "ledger"
+            "ledger. This cannot be undone"
         )
-    if odometer.complete() and not odometer.missing(Seen(released | earlier, released)):
+    missing = odometer.missing(Seen(released | earlier, released))
+    if odometer.complete() and not missing:
         return None
     if REGROUP in {entry["kind"] for entry in odometer.entries()}:
         return (
             f"{odometer.path} contains charges that were opened before images were assigned to "
             "other groups (data.other_groups). The cost of these charges for one of the present "
-            "groups is unknown"
+            "groups is unknown. This cannot be undone"
         )
-    if odometer.head():
+    if not odometer.head():
+        return (
+            f"{odometer.path} does not exist. Use the state directory in which the queries ran or, "
+            "if it is lost, run `stage ledger adopt`"
+        )
+    if missing:
         return (
             f"{odometer.path} lacks a charge on dataset {mine!r}, or its end, although a ledger or "
-            "an artifact contains this charge"
+            "an artifact contains this charge. Restore the newest state directory or, if it is "
+            "lost, run `stage ledger adopt`"
         )
-    return f"{odometer.path} does not exist"
+    return (
+        f"{odometer.path} may lack charges that no file of this project contains, because `stage "
+        "ledger adopt` completed it, or an older version began it. This cannot be undone"
+    )
 
 
 def save_ledger(

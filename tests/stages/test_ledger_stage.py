@@ -154,7 +154,7 @@ def test_a_ledger_without_a_journal_is_called_incomplete(desk, environment):
     charged("aborted")
     release(charged("p"))
     environment["SFUMATO_STATE"] = str(Path("elsewhere").absolute())
-    desk.run("ledger write", "incomplete", "clinic.jsonl does not exist")
+    desk.run("ledger write", "incomplete", "clinic.jsonl does not exist. Use the state")
     assert line()["charges"] == 1 and line()["epsilon"] > 0 and not line()["complete"]
     desk.check()
     assert "at least 1 charge," in desk("ledger", "show")[1]
@@ -181,13 +181,14 @@ def test_a_journal_that_contradicts_the_ledger_is_refused(desk, lost):
         path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
     for command in ("plan", "plan --dry-run"):
         desk.run(command, "stage ledger adopt", code=3)
-    desk.run("ledger write", "incomplete")
+    desk.run("ledger write", "incomplete", "run `stage ledger adopt`")
     assert line()["charges"] == 2 and not line()["complete"]
     desk.run("ledger adopt", "2 counted in total")
     desk.run("plan")
     assert len(odometer().opened()) == 2 and not odometer().complete()
     desk.run("ledger history", "2 charges", "incomplete")
-    desk.run("ledger write")
+    text = desk.run("ledger write", "because `stage ledger adopt` completed it")
+    assert "lacks a charge" not in text
     assert line()["charges"] == 2 and not line()["complete"]
 
 
