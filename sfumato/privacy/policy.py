@@ -108,8 +108,8 @@ def check_lifetime(
     lower = ""
     if cost(spent) < 0.99 * limit:  # some budget is left
         lower = (
-            ", or set a smaller privacy.epsilon for this plan. Then also set "
-            f"privacy.lifetime_epsilon: {limit:g}, because its default is privacy.epsilon"
+            ", or set a smaller privacy.epsilon for this plan (and privacy.lifetime_epsilon: "
+            f"{limit:g}, if it is not set yet, because its default is privacy.epsilon)"
         )
     past = ", ".join(
         f"{name} {cost(events):.3g} ({len(events)} ×)" for name, events in by_stage.items()
@@ -122,8 +122,8 @@ def check_lifetime(
         f"{cost(spent):.4g} is already spent{f' on {past}' if past else ''}, and the next run "
         f"({future}) would raise the total to {total:.4g}. Each stage's ε is the cost of this "
         f"stage by itself, at δ = {bound_text(permission.delta, 3)}, so these numbers do not add "
-        "up to the total. `stage ledger history` lists all charges. Keep the old release (undo the "
-        "edit, or `git checkout` the params.yaml and dvc.lock of that release), or raise "
+        "up to the total. `stage ledger history` lists all charges. Keep the old release, if this "
+        "project has one (undo the edit, or `git checkout` its params.yaml and dvc.lock), or raise "
         f"privacy.lifetime_epsilon to {math.ceil(total * 100) / 100:g} if the owner of the images "
         f"agrees{lower}"
     )
