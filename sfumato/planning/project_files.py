@@ -319,7 +319,7 @@ def begin_repository(out: Path, say: Say) -> None:
             "false` in the project's folder"
         )
     elif git("-C", str(out), "rev-parse", "--git-dir")[0] != 0:
-        git("init", "-q", str(out))
+        git("init", "-q", "--", str(out))
     if (out / ".dvc").is_dir():
         return
     if importlib.util.find_spec("dvc") is None:

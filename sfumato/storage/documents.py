@@ -41,7 +41,10 @@ def escaped(text: str) -> str:
 
 def quoted(path: Path) -> str:
     """Quote a path for use in a command that a message names."""
-    return shlex.quote(str(path))
+    text = str(path)
+    if text.startswith("-"):  # otherwise the command would read it as an option
+        text = f"./{text}"
+    return shlex.quote(text)
 
 
 def missing_text(path: Path, usual: str) -> str:

@@ -5,6 +5,8 @@ import shlex
 import shutil
 import subprocess
 import sys
+
+
 from pathlib import Path
 
 import pytest
@@ -184,6 +186,12 @@ def test_dvc_can_be_installed_later(here, uninstall, environment):
         words = shlex.split(said[-1].split("`")[3])
         done = subprocess.run([sys.executable, "-m", *words, "-q"], cwd=here / name, check=False)
         assert done.returncode == 0 and (here / name / ".dvc").is_dir(), name
+
+
+@pytest.mark.usefixtures("here")
+def test_a_project_whose_name_begins_with_a_dash_is_tracked():
+    write_project(Path("-dash"), project_files(CONTENT, {}, 3, WorkflowPlace()), print)
+    assert Path("-dash/.git").is_dir() and Path("-dash/.dvc").is_dir()
 
 
 def test_a_failed_init_can_be_repeated(here, monkeypatch):

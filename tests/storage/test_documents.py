@@ -17,6 +17,7 @@ from sfumato.storage.documents import (
     dataset_name,
     parse_json,
     parse_yaml,
+    quoted,
     read_json,
     read_text,
     read_yaml,
@@ -146,3 +147,9 @@ def test_a_class_name_can_be_shown_and_saved(name):
     with pytest.raises(ValueError, match="not a valid class name"):
         class_name(name)
     assert class_name("<b>=cat & dog") == "<b>=cat & dog"  # it is escaped when it is shown
+
+
+def test_a_path_in_a_command_is_never_read_as_an_option():
+    assert quoted(Path("-dash")) == "./-dash"
+    assert quoted(Path("- b")) == "'./- b'"
+    assert quoted(Path("a-b")) == "a-b"
