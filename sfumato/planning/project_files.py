@@ -257,6 +257,9 @@ def write_project(out: Path, files: Mapping[str, str], say: Say, *, force: bool 
             content = b"".join(line + b"\n" for line in there + missing)
         elif path.exists() and name not in ("params.yaml", "dvc.yaml") and not force:
             say(f"{name} already exists, and is not changed")
+            check = text.splitlines()[-1].partition("run: ")[2]
+            if path.suffix == ".yml" and check.encode() not in path.read_bytes():
+                say(f"{name} checks another limit. Change its command to `{check}`")
             continue
         replace_file(path, content)
         if name.startswith("../"):

@@ -194,6 +194,19 @@ def test_a_project_whose_name_begins_with_a_dash_is_tracked():
     assert Path("-dash/.git").is_dir() and Path("-dash/.dvc").is_dir()
 
 
+def test_a_kept_workflow_of_another_limit_is_named(here):
+    said = []
+    for epsilon in (5, 5, 8):
+        said.clear()
+        content = CONTENT | {"privacy": CONTENT["privacy"] | {"epsilon": epsilon}}
+        write_project(here, project_files(content, {}, 3, WorkflowPlace()), said.append)
+        assert any("Change its command to" in line for line in said) == (epsilon == 8)
+    (line,) = [line for line in said if "Change its command to" in line]
+    assert "checks another limit" in line and "`stage ledger check --epsilon 8 --delta " in line
+    workflow = yaml.safe_load((here / ".github/workflows/ledger.yml").read_text())
+    assert "--epsilon 5 " in workflow["jobs"]["ledger"]["steps"][-1]["run"]
+
+
 def test_a_failed_init_can_be_repeated(here, monkeypatch):
     files = project_files(CONTENT, {}, 3, WorkflowPlace())
     with monkeypatch.context() as patch:
