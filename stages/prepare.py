@@ -68,6 +68,11 @@ def sensitive(
     finally:
         distributed.broadcast_object(None)  # ends `help_first`
         distributed.leave_group()
+    if different := {*(data.classes or content["classes"])} ^ {*content["classes"]}:
+        tell(
+            "note: the files define the classes themselves, so data.classes is not used. Names in "
+            f"only one of the two: {', '.join(sorted(different))}"
+        )
     holdout = "from the test split of the source"
     if content["split"] == "keyed":
         holdout = "chosen at random"

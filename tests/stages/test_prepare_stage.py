@@ -54,6 +54,15 @@ def test_a_pattern_that_fits_badly_is_refused_alike(clinic):
     assert code == 4 and "refused.txt" in text and "Q" not in text
 
 
+@pytest.mark.usefixtures("clinic")
+def test_named_classes_that_differ_from_the_folders_are_shown(desk):
+    for classes, different in (("ab", ""), ("ba", ""), ("axy", "b, x, y")):
+        desk.params(data={"classes": [*classes]})
+        text = desk.run("prepare sensitive", "2 classes")
+        assert ("data.classes is not used" in text) == bool(different)
+        assert different in text
+
+
 @pytest.mark.parametrize("option", ["data.path", "data.groups.csv"])
 def test_a_path_that_does_not_exist_is_named_in_a_log(clinic, desk, option):
     if option == "data.path":
