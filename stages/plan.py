@@ -49,6 +49,8 @@ def plan(
     made.check_lifetime(spending)
     if dry_run:
         tell(*next_lines(made, spending))
+        if not Path("dvc.yaml").exists():
+            tell("`stage run` needs dvc.yaml: copy it from a project that `stage init` made")
     else:
         made.write()
 

@@ -27,6 +27,16 @@ def test_delta_is_rounded_up_on_every_page(desk):
     desk.run("plan", "δ = 3.4e-05")
 
 
+def test_a_plan_without_dvc_yaml_names_what_a_run_needs(desk):
+    desk.base = {"recipe": "dp-merf", "profile": None, "privacy": {"size_hint": 1000}}
+    desk.params(data={"dataset_id": "digits"})
+    desk.run("prepare sensitive")
+    words = "`stage run` needs dvc.yaml"
+    desk.run("plan --dry-run", words)
+    Path("dvc.yaml").touch()
+    assert words not in desk.run("plan --dry-run")
+
+
 def test_parquet_without_its_library_is_refused_by_the_plan(desk, uninstall):
     desk.params(recipe="dp-merf", synthesize={"export": ["parquet"]})
     uninstall("pyarrow")
