@@ -21,10 +21,10 @@ def frequency(run: QueryRun, settings: Frequency) -> None:
     from stages.feature_means import release_means
 
     features = FourierFeatures(run.plan.shape, settings.features, settings.size, run.plan.seed)
-    release_means(run, features, released(features), features.arguments)
+    release_means(run, features, record_text(features), features.arguments)
 
 
-def released(features: FourierFeatures) -> str:
+def record_text(features: FourierFeatures) -> str:
     """Describe the release, for its record.
 
     A map with the kernel `linear` or `squared` has no Fourier features: its outputs are released.
