@@ -38,7 +38,7 @@ def test_it_runs_without_a_gpu_and_writes_what_it_found(run, tmp_path, capsys):
     checked = " ".join(check["what"] for check in content["checks"])
     for what in (
         "float64 loop",
-        "neither its place nor other images",
+        "neither on its place nor on other images",
         "by at most the clipping norm",
         "resumes",
         "charged once",

@@ -29,10 +29,11 @@ def write_clinic(root):
 
 @pytest.mark.parametrize("options, write", [("", write_bids), ("--range 0,4080", write_clinic)])
 def test_scans_become_a_release_that_protects_persons(
-    options, write, desk, quick, tmp_path_factory
+    options, write, desk, quick, environment, tmp_path_factory
 ):
     scans = tmp_path_factory.mktemp("owner") / "scans"
     write(scans)
+    environment["SFUMATO_STATE"] = str(scans.with_name("state"))  # outside the project
     desk.run(f"init {scans} --epsilon 5 --minutes 3 --yes {options}")
     made = yaml.safe_load(Path("params.yaml").read_text())
     assert made["data"]["volume"]["step"] == 1 and made["privacy"]["unit"] == "group"
