@@ -117,10 +117,9 @@ def index_in_words(own: Path) -> str:
         return "none, because DVC is not installed: `stage run` runs the stages itself"
     from dvc.config import Config, ConfigError
 
-    from sfumato.planning.project_files import NO_DVC_FOLDER, use_index
+    from sfumato.planning.project_files import NO_DVC_FOLDER, dvc_root, use_index
 
-    here = Path.cwd()
-    if not any((place / ".dvc").is_dir() for place in (here, *here.parents)):
+    if dvc_root(Path()) is None:
         return f"none: {NO_DVC_FOLDER}"
     configured = None
     with suppress(ConfigError):

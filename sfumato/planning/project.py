@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from sfumato.errors import LAST_ERROR, UNREADABLE, ConfigError, DataError, SfumatoError, error_from
-from sfumato.planning.project_files import check_dvc, renew
+from sfumato.planning.project_files import check_dvc, make_index, renew
 from sfumato.planning.running import remove_unused_lock
 from sfumato.settings.options import InitOptions
 from sfumato.settings.recipes import load_params
 from sfumato.settings.stage import ARTIFACTS, CARD_PATH, LEDGER, PLAN, RECIPES
 from sfumato.settings.stages import STAGES
 from sfumato.storage.documents import read_json, read_yaml
-from sfumato.storage.files import make_folder
 from sfumato.storage.in_use import in_use
 from sfumato.storage.state_directory import DVC_INDEX, state_dir
 
@@ -284,8 +283,7 @@ def repro(folder: Path, *targets: str, shown: bool, terminal: bool = False) -> N
     check_dvc(folder)
     remove_unused_lock(folder)
     index = state_dir() / DVC_INDEX
-    for private in (index.parent, index):
-        make_folder(private, 0o700)
+    make_index(index)
     environment = {"DVC_SITE_CACHE_DIR": str(index), **os.environ, "PATH": own_path()}
     with tempfile.TemporaryDirectory() as place:
         error_file = Path(place) / "error.json"

@@ -41,8 +41,9 @@ TRACKED = (
 )
 
 NO_DVC_FOLDER = (
-    "the project has no folder .dvc. Restore this folder, or run `dvc init`, whose message names "
-    "the option that may be required here. To run the stages without DVC, use `stage run --no-dvc`"
+    "the project has no folder .dvc. Restore this folder, or run `dvc init` (without git, add "
+    "--no-scm; in a subfolder of a repository, add --subdir). To run the stages without DVC, use "
+    "`stage run --no-dvc`"
 )
 
 
@@ -277,8 +278,7 @@ def check_dvc(folder: Path) -> None:
             "DVC is not installed: run `pip install dvc`. To run the stages without DVC, use "
             f"`stage run` in {folder}"
         )
-    places = (folder, *folder.resolve().parents)
-    root = next((place for place in places if (place / ".dvc").is_dir()), None)
+    root = dvc_root(folder)
     if root is None:
         raise ConfigError(NO_DVC_FOLDER)
     if any((place / ".git").exists() for place in (root, *root.resolve().parents)):
@@ -292,6 +292,18 @@ def check_dvc(folder: Path) -> None:
                 f"{root} is not in a git repository, which DVC requires: restore the folder .git, "
                 "or run `git init`. To use DVC without git, run `dvc config core.no_scm true`"
             )
+
+
+def dvc_root(folder: Path) -> Path | None:
+    """Return `folder` or the closest folder above it that contains `.dvc`, or None."""
+    places = (folder, *folder.resolve().parents)
+    return next((place for place in places if (place / ".dvc").is_dir()), None)
+
+
+def make_index(index: Path) -> None:
+    """Create the folder of DVC's index. If DVC created it, every account could write into it."""
+    for private in (index.parent, index):
+        make_folder(private, 0o700)
 
 
 def check_state(out: Path, state: Path) -> None:
@@ -354,8 +366,7 @@ def begin_repository(out: Path, say: Say) -> None:
                     "into DVC's index"
                 )
                 return
-            for private in (index.parent, index):  # DVC would let every account write into it
-                make_folder(private, 0o700)
+            make_index(index)
             with repo.config.edit("local") as config:
                 config["core"]["site_cache_dir"] = str(index)
     except BaseException:
