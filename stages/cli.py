@@ -160,8 +160,8 @@ def handle_signals() -> None:
     if EXIT_CODE in os.environ:  # under `torchrun`, processes must end at once
         die_with_parent()
     else:
-        # Handle SIGTERM like Ctrl-C. Without a handler, the first process of a container would
-        # ignore this signal, and any other process would leave private files behind.
+        # Without a handler, the first process of a container would ignore SIGTERM, and any other
+        # process would leave private files behind
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         # SIGHUP: the terminal or SSH connection was closed. `nohup` ignores it; Windows lacks it
         if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:

@@ -40,7 +40,7 @@ def test_agreement_is_0_by_chance_and_near_1_for_digits(teacher, real):
 
 
 def test_unequal_classes_agree_more_often_by_chance(tmp_path):
-    """If the teacher knows nothing, and 90 % of the images are of one class, 0.9² + 0.1² agree."""
+    """Random labels agree for 0.9² + 0.1² of the images if 90 % of the images have one class."""
     requested = np.repeat([0, 1], [900, 100])
     given = np.random.default_rng(0).permutation(requested)
     np.save(tmp_path / KINDS_FILE, np.array(["plain"] * 1000 + ["distorted"] * 10))
