@@ -9,7 +9,7 @@ from sfumato.features.fourier import FourierFeatures
 from sfumato.privacy.rows import Rows, bounded_sum
 from sfumato.queries.feature_means import query_feature_means
 from sfumato.settings.queries import FeatureMap
-from stages.frequency import released
+from stages.frequency import record_text
 
 PIXELS = FeatureMap(length_scales=(0.4, 0.2))
 SCATTERING = FeatureMap(map="scattering", length_scales=(0.5,), weight=3.0)
@@ -73,7 +73,7 @@ def test_the_record_counts_only_true_fourier_features():
     }
     for maps, expected in counted.items():
         features = FourierFeatures((1, 8, 8), maps, 40, seed=0)
-        assert released(features) == f"joint embedding: {expected}"
+        assert record_text(features) == f"joint embedding: {expected}"
 
 
 def test_weights_share_the_squared_norm():
