@@ -124,7 +124,7 @@ def measure(name: str, classes: str, unit: str, epsilon: float, seed: int) -> di
     images, labels = images[order[:size]], labels[order[:size]]
     patients = patients_of(labels, classes, seed)
     number = len(np.unique(patients))
-    if unit == "image":  # keep one image of each patient
+    if unit == "image":  # one image of each patient, so as many units as for "group"
         keep = np.unique(patients, return_index=True)[1]
         images, labels = images[keep], labels[keep]
     work = Path(tempfile.mkdtemp(prefix="patients-"))

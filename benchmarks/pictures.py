@@ -49,7 +49,7 @@ SETS: dict[str, tuple[list[str], dict[str, Any]]] = {  # recipes, and further se
 
 
 def released(folder: Path, shared: Path, params: dict) -> Path:
-    """Run the recipe up to its release, unless that exists. Returns the folder of the release."""
+    """Run the recipe up to its release, if it has none yet. Returns the folder of the release."""
     release = folder / "artifacts" / "synthesize"
     if not (release / "card.json").is_file():
         prepare_folder(folder, shared, params)

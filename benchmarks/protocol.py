@@ -1,7 +1,7 @@
 """The utility protocol of DP-Diffusion (§5.6, §6): accuracy by size, ensembles, model selection.
 
-All results are local. Within a part, every training has the same number of gradient steps, so that
-a curve shows the effect of more images, not of more training.
+All results are local. Within a part, every classifier is trained for the same number of gradient
+steps, so that a curve shows the effect of more images, not of more training.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Setting:
     def accuracies(
         self, schedule: Schedule, trained: ImageSet, scored: Sequence[ImageSet]
     ) -> list[float]:
-        """Train on `trained` with this setting; return the accuracies on each set of `scored`."""
+        """Train on `trained` with this setting; return the accuracy on each set of `scored`."""
         own = self.schedule(schedule)
         model = fit_classifier(
             self.classifier, trained.images, trained.labels, len(trained.classes), own, seed=0
@@ -203,7 +203,7 @@ def plot_protocol(found: Mapping, path: Path) -> None:
     """Plot the results of `benchmarks/utility.py`.
 
     One panel shows accuracy against the number of images, with ensembles. The other shows the real
-    score of each setting against its synthetic score.
+    score of each setting against its synthetic score (see `model_selection`).
     """
     panels = [
         draw

@@ -17,9 +17,9 @@ aside for testing. The mixtures contain the other drawn images, these public ima
 - `public`: public images only.
 
 A student's agreement with the teacher is measured on the drawn images that were set aside, and on
-the public images that were not chosen. Agreement and balanced accuracy are in %. The
-accuracy is also shown on two halves of the hold-out, split by unit, so that a setting can be chosen
-on one half and reported on the other.
+the public images that were not chosen, as a mean over the teacher's classes. Agreement and balanced
+accuracy are in %. The accuracy is also shown on two halves of the hold-out, split by unit, so that
+a setting can be chosen on one half and reported on the other.
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ def show_student(rows: dict[str, np.ndarray], mixture: str, steps: int, seed: in
     real = scores(answers(student, rows["real"]), rows["real_labels"], rows["half"])
     about = f"{mixture}, {len(images)} images, {steps} steps, seed {seed}"
     print(
-        f"{about}: agreement on drawn images {drawn:.1f}, on public images {rest:.1f}; accuracy on "
-        f"the hold-out {real}"
+        f"{about}: agreement on drawn images {drawn:.1f}, on public images {rest:.1f}; balanced "
+        f"accuracy on the hold-out {real}"
     )
 
 

@@ -7,8 +7,8 @@ The shards (32×32, in colour) and the state directories are written to FOLDER. 
 the end, with everything in it. Each round prepares with one worker and then with two, so that other
 programs slow both alike. In the end, the shortest times of both are compared. Memory is the largest
 resident anonymous memory of a process. Each kill ends the whole process group by SIGKILL at a
-random time, and the same command then resumes. With --s3, the shards are also read through s3://,
-from a moto server that this program starts.
+random time, and the same command then resumes the preparation. With --s3, the shards are also read
+through s3://, from a moto server that this program starts.
 """
 
 import argparse

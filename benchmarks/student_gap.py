@@ -22,7 +22,8 @@ also trains networks and last layers on real images, and `heads` fits last layer
   layers with differential privacy on the same features
 - `labels`: trains on images that are labelled by several rules. Some rules change the labels of
   distorted images only, some leave images out, and the rule `blends` makes new images
-- `draws`: compares networks trained on the release's images, on its stream, and by `stage student`
+- `draws`: compares networks trained on the release's images, a network trained on its stream, and
+  the network of `stage student`
 - `picture`: draws images of the stream, ten per class, by their likeliest class
 """
 

@@ -182,7 +182,7 @@ def measured(part: str, folder: Path, images: int, features: int, side: int) -> 
     assert child.stdout is not None
     said = child.stdout.read()
     if child.returncode:
-        raise SystemExit(f"part {part} failed on {images:,} images")
+        raise SystemExit(f"part {part} failed on {images:,} images: see the error above")
     return peak / 1024, float(json.loads(said.splitlines()[-1]))
 
 

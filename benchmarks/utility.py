@@ -71,7 +71,7 @@ def main(
         bool, typer.Option("--retrain", help="In the selection, also train on real images.")
     ] = False,
     steps: Annotated[
-        int | None, typer.Option(min=1, help="Gradient steps of every training.")
+        int | None, typer.Option(min=1, help="Gradient steps to train each classifier for.")
     ] = None,
 ) -> None:
     """Measure the effects of the number of images, of ensembles, and of model selection.
