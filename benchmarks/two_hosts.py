@@ -5,10 +5,10 @@
 The program needs Linux, and must be run as root. The hosts are two network namespaces, joined by a
 virtual cable. `tests/privacy/many_processes.py` runs once in one process, and once in two processes
 that can reach each other only over the cable. `torchrun --nnodes=2` starts the two processes, as it
-would on a cluster. Both use the same state directory. The queries are count, frequency and DP-SGD on digits.
-Their draws depend only on image and step. The program prints the largest differences of the
-releases and of the weights, and the number of charges in each journal. The namespaces are removed
-at the end.
+would on a cluster. Both use the same state directory. The queries are count, frequency and DP-SGD
+on digits. Their draws depend only on image and step. The program prints the largest differences of
+the releases and of the weights, and the number of charges in each journal. The namespaces are
+removed at the end.
 """
 
 from __future__ import annotations
