@@ -24,9 +24,9 @@ Workers = Annotated[
     typer.Option(
         min=1,
         help="Number of processes that convert shards. A shard is a tar file, a Parquet file, or a "
-        "part of a large folder. Each process uses one thread. Three kinds of image are always "
-        "converted in one process: slices of volumes, images with several labels, and images with "
-        "a table of persons. Without this option, one process uses several threads.",
+        "part of a large folder. Each process uses one thread. Sets without shards, such as "
+        "slices of volumes and images with several labels, are always converted in one process. "
+        "Without this option, one process uses several threads.",
     ),
 ]
 
