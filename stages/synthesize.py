@@ -102,8 +102,8 @@ def choose(
 ) -> tuple[Varied, np.ndarray]:
     """Choose whether the release contains the selected public images as well as drawn images.
 
-    Returns the images to release, and the source of each image. The sources may be in another order
-    than the images.
+    Returns the images to release, and the source of each image. The sources may be in any order,
+    because they are only counted.
     """
     import numpy as np
     import torch

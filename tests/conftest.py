@@ -30,7 +30,8 @@ LONGEST = [
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
-# For each noise multiplier, dp-accounting computes the same binomial coefficients again
+# Otherwise, dp-accounting would compute the same binomial coefficients again for each noise
+# multiplier
 rdp_privacy_accountant._log_comb = functools.cache(rdp_privacy_accountant._log_comb)
 
 
@@ -53,7 +54,7 @@ def pytest_unconfigure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the longest files first, so that with two workers none runs last by itself."""
+    """Run the longest files first, so that no worker waits at the end for another's long file."""
     place = {f"test_{name}.py": number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path.name, len(place)))
 
@@ -172,7 +173,7 @@ def digits() -> ImageSet:
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write tiny public models of the classes zero, one and two, one per kind.
+    """Write one tiny public model per kind, with the classes zero, one and two.
 
     The kinds are `tiny_diffusers.KINDS`. Tests must not change the models.
     """

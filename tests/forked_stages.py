@@ -49,7 +49,8 @@ LIBRARIES = (
     ),
     *("PIL.ImageFont", "jinja2", "matplotlib.font_manager", "pyarrow", "rich.table", "rich.tree"),
     *("dvc.cli.parser", "dvc.repo.reproduce", "dvc.stage.run", "dvc.repo.checkout"),
-    # Modules that DVC imports late. pygit2 is left out: forks would use this process's home folder
+    # Modules that DVC imports late. pygit2 is left out, because with it, forks would use the home
+    # folder of this process
     *("dvc.scm", "dvc.cachemgr", "dvc.data_cloud", "dvc.lock", "dvc.rwlock", "dvc.ignore"),
     *("dvc.dirs", "configobj", "dvc_render", "networkx", "ruamel.yaml", "dulwich.worktree"),
 )
@@ -116,7 +117,7 @@ def import_all() -> None:
     for package in map(import_module, OURS):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             import_module(module.name)
-    # Built once, not in each fork
+    # Build the command line once, not in each fork
     typer.main.get_command = functools.cache(typer.main.get_command)
     typer.main.get_command(cli.app)
     # When a fork ends, finalizers would copy the memory that the fork shares with the server
@@ -131,8 +132,8 @@ def run(request: ForkRequest) -> None:
     """Run a program in the child."""
     name, *words = request.words
     if (name, *words[:1]) == ("stage", "run"):
-        # With `module` in place of Python, this command's processes are forked too. They need not
-        # import anything again
+        # With the program `module` in place of Python, the processes that this command starts are
+        # forked too, and need not import anything again
         sys.executable = shutil.which("module") or sys.executable
     if name == "module":
         name, *words = words[words.index("-m") + 1 :]

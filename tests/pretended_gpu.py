@@ -294,7 +294,7 @@ class Operators(TorchDispatchMode):
             args = (args[0], [self.index(part, on_card(args[0])) for part in args[1]], *args[2:])
             if len(args) > 2 and args[2].ndim and on_card(args[0]) and not on_card(args[2]):
                 raise RuntimeError("index_put_ of values of the CPU into a tensor of the card")
-            if len(args) > 2 and args[2].ndim:  # the number of rows may be invented: use one row
+            if len(args) > 2 and args[2].ndim:  # the number of rows may be made up: use one row
                 args = (*args[:2], args[2][:1], *args[3:])
         return self.run(function, args, kwargs)
 

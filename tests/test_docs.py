@@ -327,7 +327,7 @@ def first_number(cell):
     return float(re.search(r"\d+\.\d+", cell)[0])
 
 
-# For each set, the part that its names in the results and in the table of leads have in common
+# For each set, a text that is part of its name both in the results and in the table of leads
 SETS = ("digits", "MNIST", "CIFAR-10", "brain MRI", "X-rays", "blood cells")
 
 

@@ -733,7 +733,7 @@ def inputs_of(case: Case, settings: Any, folder: Path) -> dict[str, Artifact]:
 
 
 def fewer_images(kind: type[Settings]) -> AbstractContextManager[object]:
-    """Let a stage with a fixed number of images draw 10 of them."""
+    """Let a stage that draws a fixed number of images draw only 10."""
     if "images" in kind.__class_vars__:
         return mock.patch.object(kind, "images", 10)
     return nullcontext()

@@ -1,6 +1,6 @@
 """`requirements.lock` names every package of an installation by exact version and hashes.
 
-It names no place to take them from.
+It does not name an index to download them from.
 """
 
 import re

@@ -176,8 +176,8 @@ def test_every_release_is_as_noisy_as_claimed_and_no_noisier(name, monkeypatch):
     """The false-alarm rate is 2 in 100 000. With 400 releases and μ = 2, the bounds on μ are about
     2 ± 0.8.
 
-    For each release, a query tests this machine's kernels on random images, and computes the rows
-    of the same images. The results are always the same, so this test computes them only once.
+    For each release, `feature_means` and `histogram` would test this machine's kernels again, and
+    compute the rows of the same images again. The results never change, so they are computed once.
     """
     for query in ("feature_means", "histogram"):
         monkeypatch.setattr(f"sfumato.queries.{query}.place_matters", TESTED)

@@ -37,8 +37,9 @@ def test_a_class_that_the_release_lacks_stops_no_attack():
 
 @pytest.mark.parametrize("grouped", [True, False])
 def test_images_of_the_same_person_give_no_false_alarm(grouped, monkeypatch):
-    """By chance, an interval over persons is above 1/2 in 2.5 % of cases, and one over images in
-    20 %. So if persons are known, at least 7 of 80 alarms have a probability of 0.4 %.
+    """By chance, an interval lies above 1/2 in 2.5 % of cases if it is computed over persons, and
+    in 20 % if it is computed over images. So if persons are known, 7 or more alarms in 80 attacks
+    have a probability of 0.4 %.
     """
     monkeypatch.setattr("sfumato.evaluation.downstream.RESAMPLES", 100)
     random = np.random.default_rng(0)

@@ -66,7 +66,7 @@ def test_rmia_divides_by_the_mean_chance_in_the_other_pairs(inside):
 def test_a_guarantee_allows_the_worst_of_its_mechanisms(epsilon):
     """The worst mechanism is randomised response that reveals its input with probability δ.
 
-    At two of its false-alarm rates, it finds as many members as the bound allows.
+    At two false-alarm rates, an attack on this mechanism finds as many members as the bound allows.
     """
     right = np.exp(epsilon) / (1 + np.exp(epsilon))
     alarms = (1 - DELTA) * (1 - right)

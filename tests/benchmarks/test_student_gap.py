@@ -1,4 +1,4 @@
-"""Why a network is less accurate than the teacher: the parts of the hold-out."""
+"""`benchmarks/student_gap.py` splits the hold-out into halves, by person if persons are known."""
 
 from dataclasses import replace
 

@@ -153,7 +153,8 @@ def test_dicom_is_known_by_its_bytes(name, tmp_path):
 
 
 def test_padding_is_black_in_either_photometry_and_by_a_range(tmp_path):
-    # The first 8 columns have the padding value 4095, the highest. All others are below half of it
+    # The first 8 columns have the padding value, 4095, which is the highest value of 12 bits. All
+    # values in other columns are below half of it
     corner = np.where(np.arange(64) < 8, 4095, RAMP // 2)
     for kind in ("MONOCHROME1", "MONOCHROME2"):
         shown = decode(

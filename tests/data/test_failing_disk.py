@@ -41,7 +41,7 @@ class Case:
 
     settings: Data
     fails: str  # part of the path that cannot be opened
-    after: int = 0  # number of times that it is opened before this fails
+    after: int = 0  # number of times that the path can be opened before this fails
     images: int = 37
 
 
@@ -72,7 +72,7 @@ def the_table(root: Path) -> Case:
 
 
 def strays(root: Path) -> Case:
-    """Choose a file to fail that does not have the name of a picture."""
+    """Choose a file that cannot be opened, and that does not have the name of a picture."""
     place = folder(root / "in")
     (place / "cat/notes").write_text("no picture")
     return Case(data(place, skip="20%", groups=Groups(pattern=r"_(P\d)")), "cat/notes")
@@ -108,7 +108,7 @@ def zipped(root: Path) -> Case:
 
 
 def out_of_a_zip(root: Path) -> Case:
-    """Choose a picture to fail after it is unpacked into the state directory."""
+    """Choose a picture that cannot be opened after it was unpacked into the state directory."""
     return Case(zipped(root).settings, "in/cat/03_P3.png", after=2)
 
 
@@ -382,8 +382,8 @@ def test_public_images_are_not_fewer_either(tmp_path, code):
 
 
 def test_pictures_repaired_meanwhile_are_reported(tmp_path, monkeypatch):
-    """If all pictures can be read again when the message is written, it must not report that 0
-    files cannot be used.
+    """If all pictures can be read again when the error message is written, the message must not
+    report that 0 files cannot be used.
     """
     folder(tmp_path)
     settings = data(tmp_path)
@@ -411,7 +411,7 @@ def test_a_reason_is_never_empty(error):
 def test_a_zip_that_is_cut_within_a_picture_is_refused_in_words(tmp_path):
     file = Path(zipped(tmp_path).settings.path)
     content = bytearray(file.read_bytes())
-    # The last picture's entry in the archive's list of files. Both of its sizes are overwritten
+    # Overwrite both sizes in the last picture's entry of the archive's list of files
     last = content.rindex(b"PK\x01\x02")
     content[last + 20 : last + 28] = 2 * len(content).to_bytes(4, "little")
     file.write_bytes(content)

@@ -131,7 +131,7 @@ def test_all_images_of_a_patient_are_one_group_and_in_one_part(way, clinic):
     everyone = [patients for part in parts.values() for patients in part.values()]
     assert all(len(patients) == 1 for patients in everyone) and len(everyone) == 40
     assert len(set.union(*everyone)) == 40
-    # A fixed key draws each of the 40 patients with probability 0.2
+    # The key, which is fixed, selects each of the 40 patients for the hold-out with probability 0.2
     assert 2 <= len(parts["holdout"]) <= 18
 
 
@@ -432,8 +432,8 @@ def test_names_of_files_may_count_persons_from_zero():
 
 
 def test_an_id_with_far_more_images_than_others_is_asked_about(clinic):
-    """The id may stand for all unknown persons. If a person's other images have the person's own
-    id, the person is then in two groups.
+    """The id may stand for all unknown persons. A person with this id on some images, and with
+    their own id on others, would then be in two groups.
     """
     crowd = [
         (name, f"{ID}-00" if i < 60 else patient) for i, (name, patient) in enumerate(clinic.rows)

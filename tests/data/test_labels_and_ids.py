@@ -93,7 +93,7 @@ def test_ids_look_more_like_ids_than_diagnoses():
 
 
 def test_a_folder_with_classes_one_level_below_is_named(tmp_path):
-    """Archives often unpack like this.
+    """Unpacking an archive often creates such an extra folder.
 
     The folder is only proposed, because one class with a folder per person looks the same.
     """
@@ -160,8 +160,8 @@ def test_grades_and_ranges_are_no_ids():
     ],
 )
 def test_a_date_in_front_is_no_id(form):
-    """Grouped by year, one person's pictures would be in several groups, and many persons in
-    one.
+    """If the year counted as an id, one person's pictures would be in several groups, and many
+    persons would be in one group.
     """
     names = [
         form.format(

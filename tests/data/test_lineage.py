@@ -12,9 +12,9 @@ from sfumato.storage.artifacts import read_artifact, writing
 
 
 def released(state, number, **files):
-    """Remember a release with 8 images and these files.
+    """Remember a release with 8 images and these files. Returns the artifact.
 
-    Returns the artifact; its one record has this number.
+    number: number of its only record.
     """
     record = small_record(number, Mechanism(noise_multiplier=5.0))
     out = state.parent / f"release{number}"

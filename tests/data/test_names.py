@@ -1,5 +1,5 @@
-"""File names as real sets have them. The right person is proposed or the owner is asked, and
-counters are not taken for persons.
+"""File names as real sets have them: the right person is proposed, or the owner is asked, and no
+counter is treated as a person.
 """
 
 import hashlib
@@ -106,7 +106,7 @@ RIGHT = {
     "accession numbers": lambda p, j, i, k: f"{p + 1:02}_{MRN[3 * p + j // 2]}_{j}.png",
     "UIDs of DICOM": lambda p, j, i, k: f"1.2.840.113619.2.55.{MRN[p]}.{j + 1}.png",
     "other scripts": lambda p, j, i, k: f"患者{p + 1:03}_{j}.png",
-    # Sets that are public, and exports of clinics
+    # Public sets, and exports of clinics
     "MURA": lambda p, j, i, k: f"XR_WRIST_patient{p + 7:05}_study1_image{j + 1}.png",
     "NIH": lambda p, j, i, k: f"{13 * p + 1:08}_{j:03}.png",
     "CheXpert": lambda p, j, i, k: (
@@ -417,8 +417,8 @@ def test_times_in_names_are_evidence_and_damage_is_none(tmp_path):
 
 
 def test_an_unreadable_photograph_states_nothing(tmp_path):
-    """It raises an error. Otherwise, a faltering network could hide that pictures were taken in a
-    row.
+    """Reading such a photograph raises an error. Otherwise, an unreliable network could hide that
+    pictures were taken in a row.
     """
     with pytest.raises(OSError):
         taken_in_a_row([tmp_path / "gone.jpg"])

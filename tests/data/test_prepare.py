@@ -223,7 +223,7 @@ def test_charged_images_are_not_converted_in_another_way(owner, images, tmp_path
 def test_the_owner_names_the_version_of_the_images(owner, images):
     first = owner.prepare(images).version
     assert owner.prepare(images, version="2026-11").version == "2026-11" != first
-    assert owner.prepare(images).version == first  # the earlier version returns
+    assert owner.prepare(images).version == first  # without a name, the first version
 
 
 def test_the_fingerprint_follows_exactly_the_sensitive_set(owner, images):
@@ -288,8 +288,8 @@ def test_only_the_owner_may_read_what_is_stored(owner, images, monkeypatch):
     assert all(
         stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600) for path in found
     )
-    # two parts of two files, card, origin, fingerprint, version without a name, conversions, key;
-    # journal and its key; access log
+    # Of the set: two files in each of two parts, card, origin, fingerprint, version without a name,
+    # conversions and key. Further files: the journal, its key, and the access log
     assert sum(path.is_file() for path in found) == 13
     monkeypatch.setattr(
         Path, "chmod", Mock(side_effect=PermissionError(1, "Operation not permitted"))
@@ -410,7 +410,7 @@ def test_a_public_source_that_fails_leaves_what_was_there(tmp_path):
 
 @pytest.mark.parametrize("source", ["emnist", "cifar100"])
 def test_files_in_a_path_must_be_declared_public(tmp_path, source):
-    """A known source does not show what the files are: an owner's files may have its format."""
+    """The name of a public set is no proof, because an owner's files may have the set's format."""
     public = Public(source=source, path=str(tmp_path))
     with pytest.raises(ConfigError, match="set public.declared_public: true"):
         releases_behind(public, tmp_path / "state")
@@ -633,8 +633,8 @@ def test_other_settings_or_a_damaged_store_prepare_again(take_folder, owner):
 
 
 def test_a_log_shows_nothing_of_reading_images(take_folder, capsys):
-    """It shows neither the number of images nor whether any is read, which would reveal a
-    withdrawal.
+    """The log shows neither the number of images nor whether any image was read. Both would reveal
+    a withdrawal.
     """
     take_folder()
     assert capsys.readouterr() == ("", "")
@@ -668,7 +668,8 @@ def test_resized_copies_under_another_id_are_found(owner, tmp_path, digits):
     for changes in ({"size": 12}, {"size": 16, "channels": 3}):
         with pytest.raises(ConfigError, match=r"already counted under the dataset id 'set'"):
             owner.prepare(large[100:300], dataset_id="again", **changes)
-    # The copies are enlarged before they are stored at the same size, so that their bytes differ
+    # These copies are stored at the size of the originals. But their bytes differ, because they are
+    # enlarged first
     with pytest.raises(ConfigError, match=r"already counted under the dataset id 'set'"):
         owner.prepare(
             np.kron(large[100:300], np.ones((1, 2, 2), dtype=np.uint8)), dataset_id="again", size=20

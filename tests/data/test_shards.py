@@ -309,7 +309,7 @@ def test_a_faulty_setting_is_one_error_of_its_kind(tmp_path):
 @pytest.mark.parametrize("split", [True, False])
 @pytest.mark.parametrize("groups", ["pattern", "images"])
 def test_a_large_folder_is_listed_in_blocks(tmp_path, monkeypatch, split, groups, settled):
-    """The bytes equal a single listing's, and no listing has more pictures than a block."""
+    """The prepared bytes are the same as without blocks, and no block exceeds its size limit."""
     parts = [tmp_path / "in/train", tmp_path / "in/test"] if split else [tmp_path / "in"]
     for number, part in enumerate(parts):
         write_folder(part, per_class=7)

@@ -41,8 +41,8 @@ def named(form):
     return rows
 
 
-# Schemes whose numbers count in steps, are coordinates, or join an id and a counter. Replaced
-# numbers lose that relation, and the owner must describe the names in words.
+# Schemes in which numbers count in steps, are coordinates, or join an id and a counter. Replaced
+# numbers lose this relation, so the owner must describe the names in words.
 ARITHMETIC = {
     "ADNI",
     "a counter in steps",
@@ -73,8 +73,8 @@ def test_two_names_are_never_replaced_by_one():
     "form", ["person{}_{}", "Patient{}_{}", "{1}_SUBJECT{0}", "patientid{}_{}"]
 )
 def test_no_person_of_the_copy_has_a_name_of_the_original(form):
-    """Nearly all numbers below 900 occur, so replacing only the numbers would give names of the
-    original.
+    """Nearly all numbers below 900 occur. If only the numbers were replaced, the copy would contain
+    names of the original.
     """
     names = [form.format(person, view) for person in range(1, 900) if person % 7 for view in (1, 2)]
     copies = [*map(Disguise(names, random.Random(0)), names)]
@@ -85,7 +85,9 @@ def test_no_person_of_the_copy_has_a_name_of_the_original(form):
 
 
 def test_a_letter_of_another_alphabet_is_replaced_with_each_key():
-    """The replacements of one letter can be a cycle of kept words, such as t and p."""
+    """A letter is replaced again until the result is no kept word. For a single letter, this might
+    never end: t and p, for example, are kept, and may be replaced by each other.
+    """
     for seed in range(300):
         assert "左" not in Disguise(["左"], random.Random(seed))("左")
 
@@ -107,7 +109,7 @@ def test_numbers_keep_their_form():
 def test_the_least_and_largest_ids_are_replaced_too():
     """An id that begins with a zero has fewer digits as a number. So the ids without such zeros may
     look like the continuation of a count, as 100 continues 98 and 99. The smallest and largest
-    numbers of a continuation are not replaced, but ids must be.
+    numbers of a continuation stay the same, but all ids must be replaced.
     """
     ids = {972543, 1000768, 9972362, 10003377, 54321098, 99984401}
     replaced = numbers_replaced(ids, 4, random.Random(0))

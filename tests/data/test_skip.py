@@ -88,8 +88,8 @@ def test_another_share_is_refused(share):
 
 
 def test_leaving_out_is_of_one_picture_only(tmp_path):
-    """Removing one intact picture changes neither which others are left out nor the pictures that
-    remain.
+    """If one intact picture is removed, the same broken pictures are left out, and all other
+    pictures stay the same.
     """
     ways = {"skip": "10%", "size": 6, "channels": 1}
     first, second = (

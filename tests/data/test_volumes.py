@@ -80,7 +80,7 @@ def test_values_are_scaled_as_the_header_states(tmp_path):
 
 
 def test_a_volume_is_shown_by_its_own_percentiles(tmp_path):
-    """Neither other volumes nor a few extreme values have an influence."""
+    """Neither other volumes nor a few extreme values change how a volume is shown."""
     values = np.random.default_rng(0).normal(100, 10, (6, 40, 40)).astype(np.float32)
     root = tmp_path / "in"
     write_nifti(root / "a/x.nii.gz", values, kind=np.float32)
@@ -238,8 +238,8 @@ def test_a_volume_is_refused_in_little_memory(name, tmp_path, little_memory):
 
 
 def test_gzip_is_read_only_as_far_as_its_header_states(tmp_path, little_memory):
-    """One file has 256 MB of zeros behind its values. Another has an extension before them that
-    claims 2 GB.
+    """One file has 256 MB of zeros behind its values. Another has an extension before its values,
+    with a stated size of 2 GB.
     """
     root = write_classes(tmp_path / "in")
     values = phantom(1).tobytes()

@@ -19,7 +19,7 @@ def test_a_short_run_forgets_its_start():
     ema.decay = 0.9999
     for _ in range(50):
         ema.update({"a": torch.ones(1)})
-    assert float(ema.average["a"]) > 0.99  # with a fixed decay, it would be 0.005
+    assert float(ema.average["a"]) > 0.99  # a fixed decay would give 0.005
 
 
 def test_the_average_is_a_copy_and_zero_decay_follows():

@@ -86,7 +86,7 @@ def test_timestep_mixture_has_its_weights_and_bounds():
         inside = float(((t >= low) & (t < high)).double().mean())
         # False alarm below 1e-6
         assert inside == pytest.approx(share, abs=5 * math.sqrt(share * (1 - share) / n))
-    assert {200, 799} <= set(t.tolist())  # both ends of a part are drawn
+    assert {200, 799} <= set(t.tolist())  # both ends of the middle part are drawn
     assert draw_noise_levels(law, 0, torch.Generator()).shape == (0,)
 
 

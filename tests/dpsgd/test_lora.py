@@ -118,7 +118,7 @@ def test_an_adapter_does_what_its_product_does(name):
     model, x = (Foreign(), (torch.randn(2, 49, 6),)) if foreign else (network(), inputs())
     plain = model(*x)
     changed = adapted(model, [name])(*x)
-    assert (changed - plain).abs().max() > 1e-4  # it reaches the output
+    assert (changed - plain).abs().max() > 1e-4  # the adapter changes the output
     layer = adapted_layers(model)[name]
     with torch.no_grad():
         layer.weight.add_(0.5 * (layer.A @ layer.B).view_as(layer.weight))

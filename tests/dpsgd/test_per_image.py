@@ -328,7 +328,7 @@ def test_a_gradient_depends_on_neither_place_nor_company(autocast):
 
 
 def test_gradients_at_foreign_parameters_are_refused():
-    """A layer finds gradients only for its own weights. For copies of them, it would find zeros."""
+    """Layers compute gradients only for their own weights. For copies, all gradients would be 0."""
     model = network()
     copies = {name: value.detach().clone() for name, value in model.named_parameters()}
     batch = (

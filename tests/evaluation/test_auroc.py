@@ -36,8 +36,8 @@ def test_a_label_that_all_images_have_or_none_has_no_auroc():
 
 
 def test_uninformative_scores_are_within_three_errors_of_half():
-    """There are 200 means, each over three labels. The probability that one of them is off by more
-    than 3 standard errors is at most 0.3 % for each.
+    """Each of 200 means over three labels is off by more than 3 standard errors with a probability
+    of at most 0.3 %.
     """
     random = np.random.default_rng(0)
     labels = made(120).labels

@@ -43,13 +43,14 @@ def test_images_with_several_labels_are_detected_without_class(halves, short_jud
         ImageSet(h.images, own.astype(np.uint8), ("a", "b", "c"))
         for h, own in zip(halves, labels, strict=True)
     ]
-    assert len(detect(*sets).images) == len(halves[1])  # half of all images, for any labels
+    # For any labels, half of all images are tested
+    assert len(detect(*sets).images) == len(halves[1])
 
 
 def test_images_that_give_themselves_away_are_ranked_first(halves):
     spoilt = np.arange(len(halves[0])) % 2 == 0
     found = detect(speckled(halves[0], spoilt), halves[1])
-    assert 0.65 < found.accuracy < 0.85  # half are unchanged, so 3/4 is the best
+    assert 0.65 < found.accuracy < 0.85  # half are unchanged, so at best about 3/4
     drawn = found.images[found.drawn]
     seen = {image.tobytes() for image in speckled(halves[0], spoilt).images[spoilt]}
     first = drawn[np.argsort(-found.scores[found.drawn])][:50]

@@ -1,5 +1,6 @@
-"""The test for copies is exact, conservative with ties, and counts persons. It gives an alarm if
-one released image in a hundred is a copy, and no alarm if there are no copies.
+"""The test for copies is exact, is conservative with ties, and compares persons if they are known.
+
+It gives an alarm if one released image in a hundred is a copy, and no alarm if there are no copies.
 """
 
 import itertools
@@ -20,8 +21,8 @@ PIXELS = Extractor(name="pixels", digest="pixels", embed=lambda images: images.f
 
 
 def test_p_equals_the_share_among_all_orders():
-    """7 training units and 4 strangers have 330 orders. p is the share of orders with at least
-    `seen` training units before the first stranger.
+    """7 training units and 4 strangers (hold-out units) can be in 330 orders. p is the share of
+    orders in which at least `seen` training units come before the first stranger.
     """
     orders = [set(places) for places in itertools.combinations(range(11), 4)]
     before = [min(strangers) for strangers in orders]
@@ -101,8 +102,8 @@ def test_the_bound_on_epsilon_fails_at_most_once_in_twenty(epsilon):
 
 
 def test_the_largest_undetected_number_is_as_stated():
-    """`unseen` copies give no alarm, and one copy more does, even if all training images that were
-    not copied are farther from the release than every stranger.
+    """`unseen` copies give no alarm, but one more copy gives an alarm, even if all other training
+    images are farther from the release than every stranger.
     """
     for n, m in ((800, 200), (1440, 350), (5000, 500), (500, 5), (200, 20), (1000, 2)):
         unseen = compare_nearness(np.arange(n) + 1.0, np.arange(m) + 0.5, "images")["unseen"]

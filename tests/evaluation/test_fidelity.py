@@ -88,7 +88,9 @@ def test_numbers_of_limited_meaning_are_warned_of():
 
 
 def test_one_training_image_has_no_authenticity():
-    """It has no other training image to be near. Of 3 training images, "real" compares 2 with 1."""
+    """A single training image has no other one near it. For "real", 2 of the 3 training images are
+    compared with the third, as if they were released.
+    """
     novel = MORE[:2], MORE[2:3], REAL
     found = fidelity("real", MORE[:3], REAL, novel, EMBEDDED, ALL, [].append)
     assert "frechet" in found and not {"authenticity", "distance_ratio"} & found.keys()

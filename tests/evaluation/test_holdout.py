@@ -112,7 +112,9 @@ def test_images_that_resemble_another_are_in_no_test_for_copies(drawn, side):
 
 
 def test_copies_within_a_set_give_no_alarm(drawn):
-    """A hold-out without copies of training images differs from training images with copies."""
+    """If only the hold-out lost its copies of training images, training images would repeat more
+    often than hold-out images, and the test could give an alarm.
+    """
     random = np.random.default_rng(0)
     pictures = random.integers(0, 256, (2700, 8, 8, 1), np.uint8)
     rows = random.permutation(np.concatenate([np.arange(2700), np.arange(300)]))

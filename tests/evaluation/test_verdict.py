@@ -1,4 +1,4 @@
-"""The verdict places a release between guessing and real images, by thresholds of its module."""
+"""The verdict places a release between guessing and real images, by thresholds in its module."""
 
 import numpy as np
 import pytest

@@ -61,7 +61,7 @@ def test_it_gives_the_input_of_the_last_layer(tmp_path):
     assert found.shape == (2, 512)
     shown = nn.functional.interpolate(images.expand(-1, 3, -1, -1), (32, 32), mode="bilinear")
     assert torch.allclose(network.fc(found), network((shown - 0.4) / 0.5), atol=1e-5)
-    found.sum().backward()  # a generator can be fitted through it
+    found.sum().backward()  # a generator can be fitted through the features
     assert images.grad.abs().sum() > 0
     with pytest.raises(ConfigError, match="did you mean 'resnet18'"):
         OwnFeatures(settings.model_copy(update={"architecture": "resnet8"}))
@@ -303,7 +303,7 @@ def test_a_released_teacher_contains_its_network_and_no_path(tmp_path, released,
 
 
 def test_a_teacher_takes_each_of_its_networks_along(tmp_path, digits):
-    """The teacher needs no files of the owner's, and uses each network in its place."""
+    """The teacher needs no files of the owner's, and uses each network for its own features."""
     (tmp_path / "owner").mkdir()
     teacher = TeacherNetwork.of(
         side_by_side(tmp_path / "owner", digits)[1], torch.arange(50.0).double().view(5, 10)
@@ -322,8 +322,8 @@ def test_a_teacher_takes_each_of_its_networks_along(tmp_path, digits):
 def test_a_program_in_place_of_a_released_network_is_refused(
     tmp_path, released, digits, architecture
 ):
-    """The attacker has updated all hashes. Without an architecture, the release has the form of old
-    releases.
+    """The attacker has updated all hashes. If no architecture is named, the release has the form of
+    releases by older versions.
     """
     ran = tmp_path / "ran"
 

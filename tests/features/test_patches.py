@@ -22,7 +22,7 @@ def test_whitened_patches_are_uncorrelated_and_ignore_the_mean():
 def test_an_image_that_is_a_patch_matches_its_own_filter():
     filters, whiten = (part.flatten(1).double() for part in whitened_patches(1, SIDE))
     inverse = torch.linalg.pinv(whiten, rtol=1e-3)
-    patch = inverse @ inverse.T @ filters[7]  # whitened, this equals the filter
+    patch = inverse @ inverse.T @ filters[7]  # after whitening, it equals the filter
     image = (0.5 + 0.4 * patch / patch.abs().max()).view(1, 1, SIDE, SIDE).float()
     seen = Patches((1, SIDE, SIDE))
     both, signed = (

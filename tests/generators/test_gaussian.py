@@ -68,7 +68,7 @@ def test_what_is_drawn_has_the_moments_of_its_class(clouds):
     above = drawn[own == 0][:, :, :8].mean()
     left = drawn[own == 1][:, :, :, :8].mean()
     assert above > 0.6 and left > 0.6
-    # The spread of the mean brightness, which the release contains completely
+    # The release contains all about the mean brightness, so drawn images have the same spread of it
     assert math.isclose(drawn.mean((1, 2, 3)).std(), images.mean((1, 2, 3)).std(), rel_tol=0.35)
 
 
@@ -104,8 +104,8 @@ def test_finer_frequencies_come_from_public_images(clouds):
     )
 
     def along(generator) -> float:
-        """Return the mean over drawn images of the brightness difference between even and odd
-        columns, without its sign.
+        """Return by how much the mean brightness of even and odd columns differs in a drawn image,
+        averaged over all drawn images.
         """
         drawn = draw_images(generator, 200)[0]
         return float(

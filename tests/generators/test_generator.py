@@ -252,7 +252,7 @@ def test_a_second_match_and_a_teacher_both_pull(three_digits):
     generator = new_generator(SHAPE, 3, CONFIG.latent, CONFIG.width, 0)
     other = FeatureMeans(joint_embedding(1 - images, labels, 3), FEATURES, weight=3.0)
     fit_generator(generator, Target([FeatureMeans(target, FEATURES), other]), config, EQUAL, 0)
-    assert means(generator)[0] > plain[0] + 0.05  # drawn towards the negatives, which are brighter
+    assert means(generator)[0] > plain[0] + 0.05  # nearer to the negatives, which are brighter
 
 
 def stopped_at(noise: float, steps: int = 400) -> tuple[EarlyStopping, list[float]]:

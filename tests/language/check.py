@@ -137,7 +137,7 @@ def texts_of(path: Path, name: str) -> Iterator[Text]:
 
 
 def prose(text: str) -> str:
-    """Remove code from a text. Braces may be nested in braces once."""
+    """Remove code from a text. A pair of braces may contain other pairs, but only one level."""
     return CODE_PARTS.sub("", CODE_PARTS.sub("", text))
 
 

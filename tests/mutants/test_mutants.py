@@ -20,7 +20,7 @@ def text_of(file: str) -> str:
     return (ROOT / file).read_text(encoding="utf-8")
 
 
-@functools.lru_cache(maxsize=1)  # because mutants of one file follow each other
+@functools.lru_cache(maxsize=1)  # one is enough, because mutants of one file follow each other
 def statements_of(file: str) -> list[ast.stmt]:
     """Parse a module of the product. Returns its statements."""
     return ast.parse(text_of(file)).body

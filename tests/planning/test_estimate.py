@@ -121,7 +121,8 @@ def test_every_seed_trains_on_a_release_that_is_all_plain():
         )
         for seeds in ([0], [0, 1, 2])
     )
-    # Each estimate also has one training on the requested labels: 3 + 1 = 2 · (1 + 1)
+    # Each estimate also counts one training on the requested labels. So 3 seeds take twice as long
+    # as 1 seed: 3 + 1 = 2 · (1 + 1)
     assert three.of("evaluate") == 2 * one.of("evaluate")
 
 
@@ -151,7 +152,7 @@ def test_a_past_run_corrects_the_estimate_of_more_work_too(tmp_path):
     # Durations are stored to two digits
     assert after["auxiliary"] - after["plan"] == pytest.approx(2 * work, rel=0.05)
     assert longer["auxiliary"] - longer["plan"] > 1.4 * (after["auxiliary"] - after["plan"])
-    # So short a run was resumed near its end. It is ignored
+    # A run as short as this one must have been resumed near its end, so it is ignored
     remember(tmp_path, plan_of(params, "auxiliary"), work / 10)
     assert expected(tmp_path)[1] == first
 
@@ -247,7 +248,7 @@ def test_the_minutes_are_of_the_device_in_use(tmp_path, environment, cuda):
 
 
 def test_the_speed_is_measured_in_processor_time(monkeypatch):
-    """Another program that occupies the processor for a while does not change it."""
+    """Another program that occupies the processor for a while does not change the speed."""
     monkeypatch.undo()
     clock = time.perf_counter
     operations_per_second.cache_clear()

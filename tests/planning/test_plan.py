@@ -44,7 +44,7 @@ ALL_OF_BOTH = [
 
 
 def without(stage: str) -> list[str]:
-    """The stages of the recipe `full`, less one."""
+    """Return the stages of the recipe `full`, except one."""
     return [name for name in FULL if name != stage]
 
 
@@ -528,7 +528,7 @@ def test_a_plan_spends_its_epsilon_once_by_default():
         ({"recipe": "dpdm", "profile": None, "privacy": {"epsilon": 3}}, 3.0),
         ({"recipe": "dpdm", "privacy": {"lifetime_epsilon": 7}}, 7.0),
         ({"recipe": "dpdm"}, "unlimited"),  # the profile's images are public
-        (own | {"privacy": {"epsilon": 3}}, 3.0),  # a profile of other images
+        (own | {"privacy": {"epsilon": 3}}, 3.0),  # the owner's images replace the profile's
         (own | {"privacy": {"lifetime_epsilon": "unlimited"}}, "unlimited"),
     ):
         assert params(**content).privacy.lifetime == lifetime
@@ -608,7 +608,7 @@ def test_a_share_of_another_recipe_gives_way_to_the_rest():
     assert params(recipe="feta-pro", **shares).frequency.noise == "30%"
     own = params(recipe="dp-merf", **{**shares, "count": {"noise": "rest"}})
     assert own.frequency.noise == "30%" and own.count.noise == "rest"
-    with pytest.raises(ConfigError, match="exactly one query"):  # none takes the rest
+    with pytest.raises(ConfigError, match="exactly one query"):  # no query takes the rest
         noise_requests(
             params(recipe="dp-merf", frequency={"noise": 3.0}, privacy={"size_hint": 1500})
         )
@@ -643,8 +643,8 @@ def test_the_committed_ledger_is_of_profile_digits():
 
 
 def test_how_pictures_were_cut_changes_no_digest():
-    """A project with padded images that was released before plans recorded the padding does not
-    spend again.
+    """A project with padded images must not spend again if it released before plans recorded the
+    padding.
     """
     usual, padded = (
         make_plan(params(recipe="full", profile="digits", data={"fit": fit}), card())
@@ -699,6 +699,6 @@ def test_a_stream_without_a_network_of_its_own_is_refused():
 
 @pytest.mark.parametrize(("target", "sentences"), [(1e-6, 1), (1.0, 2)])
 def test_a_smaller_risk_is_stated_only_if_it_looks_smaller(target, sentences):
-    """At an ε near 0, both percentages are 50.1 %."""
+    """At an ε near 0, both percentages would be printed as 50.1 %."""
     made = make_plan(params(recipe="dp-merf", privacy={"epsilon": target}), card())
     assert risk_line(made).count("at most") == sentences

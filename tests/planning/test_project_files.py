@@ -67,7 +67,7 @@ def test_own_recipes_are_inputs_of_what_reads_them(tmp_path):
     (folder / "profiles/clinic.yaml").write_text("data: {size: 32}")
 
     def changed() -> dict[str, set[str]]:
-        """Return the inputs of each stage that a project without own recipes does not have."""
+        """Return, for each stage, the inputs that it has only because of own recipes."""
         usual = yaml.safe_load(dvc_text())["stages"]
         stages = yaml.safe_load(file.read_text())["stages"]
         new = {

@@ -23,8 +23,8 @@ COMMAND = "/opt/sfumato/bin/dvc repro"
 
 @pytest.fixture
 def started() -> Iterator:
-    """Yield a function that starts a program with the given last words. The program ends with the
-    test.
+    """Yield a function that starts a program, which ends with the test. The function's arguments
+    are the last words of the program's command line.
     """
     programs = []
 

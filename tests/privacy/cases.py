@@ -110,8 +110,8 @@ class Recorder:
 class GivenCharge:
     """A stand-in for a charge that draws the given batches.
 
-    released: fixed sum that every call returns, so that a difference that an observer finds comes
-    from another place; None to return the true sums.
+    released: fixed sum that every call returns, so that any difference in what an observer finds
+    has another origin; None to return the true sums.
     """
 
     noise_multiplier = 1.0

@@ -98,9 +98,9 @@ def test_pld_is_never_worse_than_rdp(composition, delta):
 @pytest.mark.parametrize("rate", [0.01, 1 / 14, 0.5, 1.0])
 @pytest.mark.parametrize("noise", [0.4, 0.8, 2.0, 14.5])
 def test_opacus_agrees(noise, rate):
-    """At integer orders, both compute the same.
+    """At integer orders, both libraries compute the same value.
 
-    Between them, dp-accounting computes an upper bound, which is never below the value of Opacus.
+    At other orders, dp-accounting computes an upper bound, never below the value of Opacus.
     """
     from opacus.accountants.analysis.rdp import compute_rdp
 
@@ -318,9 +318,10 @@ def test_a_share_at_an_infinite_order_takes_another_order(rate):
 
 @pytest.mark.parametrize(("target", "delta"), [(0.78, 1e-5), (0.05, 0.1)])
 def test_pld_searches_beyond_the_bound_of_renyi(monkeypatch, target, delta):
-    """Rényi's bound refuses the first budget, and asks for more than twice the noise in the second.
+    """By Rényi's bound, the first budget cannot be met, and the second needs more than twice the
+    noise.
 
-    The exact ε of Gaussians stands for their privacy-loss distribution, which is slower.
+    The test uses the exact ε of Gaussians, because their privacy-loss distribution is slower.
     """
 
     def exact(events, delta, adjacency):

@@ -183,7 +183,7 @@ def test_groups_are_drawn_whole_at_the_rate(patients):
             for _, labels, weights in charge.batches(64)
             if not shapes.append(len(labels))
         ]
-        # Pieces of one size, wherever groups begin and end
+        # All pieces but the last have the same size, wherever groups begin and end
         assert all(length == 64 for length in shapes[:-1])
         weights = torch.cat([weight for _, weight in parts]) if parts else torch.zeros(0)
         for n in SIZES:

@@ -464,7 +464,7 @@ GALLERY = Path(__file__).resolve().parents[2] / "docs" / "gallery"
 
 @pytest.mark.parametrize("name", ["clothes", "digits", "mri"])
 def test_a_ledger_of_before_is_built_again_as_it_was(name):
-    """A recipient and the owner's next run compute the stored numbers again."""
+    """A recipient, and the owner's next run, must compute the same numbers as stored."""
     stored = read_ledger(GALLERY / name / "ledger.json")
     line = stored["odometer"]
     records = Records.of_ledger(stored)
@@ -559,8 +559,8 @@ def merged_ledger() -> dict:
 
 
 def test_ledger_and_artifacts_set_the_same_data_sets_apart(tmp_path):
-    """A ledger that sets them apart counts each record only for the people of one set. The
-    artifacts must declare the same.
+    """A ledger that sets data sets apart counts each record only for the people of one set. The
+    artifacts must declare the same sets as apart.
     """
     records = {"count": [NORTH], "frequency": [NORTH, SOUTH], "auxiliary": [NORTH, SOUTH]}
     for declared in ((), APART):

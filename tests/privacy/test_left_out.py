@@ -36,7 +36,7 @@ def sums(tmp_path_factory):
 def test_one_image_moves_the_sum_of_two_processes_by_the_bound(query, unit, who, sums):
     moved = float((sums[f"{query}, {unit} whole"] - sums[f"{query}, {unit} {who}"]).norm())
     assert moved <= SHARED[query].bound * (1 + 1e-5)
-    assert moved > 0.01 * SHARED[query].bound  # it was in the sum
+    assert moved > 0.01 * SHARED[query].bound  # the unit was in the sum
 
 
 @pytest.mark.parametrize("query", SHARED)

@@ -199,7 +199,7 @@ def test_a_released_charge_that_is_open_here_is_missing(tmp_path, resumed):
     odometer.append("open", record=a_record("x"), plan="p", work="w")
     shown = Seen(frozenset(["x"]), frozenset(["x"]))
     assert odometer.missing(shown) == {"x"} and not odometer.missing(Seen(frozenset(["x"])))
-    if resumed:  # another release than the one that left the state directory
+    if resumed:  # now, y is released here, but x is the release that left the state directory
         odometer.append("resume", id="x", adopts="x", record=a_record("y"))
         odometer.append("close", id="x", uses=1)
         assert odometer.missing(shown) == {"x"}

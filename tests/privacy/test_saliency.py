@@ -91,7 +91,7 @@ def test_memory_does_not_grow_with_the_set():
     charge = Watched(*drawn_images(90, classes=4, shape=(3, 8, 8)))
     query(charge, size=8)
     assert all(value.requires_grad for value in MODEL.parameters())
-    assert charge.asked[0][0].grad_fn is None  # no graph that would keep every batch
+    assert charge.asked[0][0].grad_fn is None  # no autograd graph, which would keep every batch
 
 
 def test_the_vectors_are_one_release_over_the_public_size():

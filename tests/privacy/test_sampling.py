@@ -46,8 +46,8 @@ def test_a_draw_in_blocks_is_ascending_and_bounded(size, rate, monkeypatch):
 
 
 def test_each_row_falls_to_any_process_whatever_the_others_do():
-    """Count the rows of each process, and the rows that have the same process as an earlier row,
-    or as in a second draw.
+    """Count the rows of each process. Also count the rows that have the same process as the row
+    before, as the third row before, or as in a second draw.
 
     Each count is within six standard errors of a third of the rows: false-alarm rate 1e-6. If rows
     were assigned in turn, no row would have the same process as its neighbour.

@@ -45,7 +45,7 @@ def test_gaussian_selection_at_sigma_5_exceeds_its_share(budget):
     whole = calibrate({"all": NoiseRequest()}, budget, DELTA)["all"].noise_multiplier
     claimed = cost(whole / math.sqrt(PRINTED[budget]))
     assert excess(5.0, claimed) > 100 * DELTA
-    assert excess(5.0, cost(5.0)) <= DELTA  # the real cost is a bound
+    assert excess(5.0, cost(5.0)) <= DELTA  # the true cost at σ = 5 is a bound
 
 
 def peeled(scores: list[float], picks: list[int], beta: float) -> float:

@@ -422,7 +422,7 @@ def test_a_journal_that_lacks_a_ledgers_charge_opens_none(owner):
     owner.open(plan="public images", seen=Seen(frozenset(["f" * 32])))  # this plan has no budget
     owner.card = replace(owner.card, source="npz")
     (owner.state / "data/digits" / CARD).write_bytes(card_text(asdict(owner.card)))
-    # Custom charges, for any lifetime budget
+    # A custom charge is refused, whatever the lifetime budget is
     with pytest.raises(BudgetError, match="older copy"):
         owner.open(plan="one's own", seen=Seen(frozenset(["f" * 32])))
 

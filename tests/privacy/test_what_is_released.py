@@ -120,7 +120,8 @@ def test_where_the_noise_fails_nothing_is_released(owner, monkeypatch, error):
         charge.release(torch.ones(8), 1.0)
 
 
-# Name -> function that draws numbers, how many bytes it gets from the system, places of some bytes
+# Name -> function that draws numbers, number of bytes that it gets from the system, and places of
+# some bytes, each of which must change the numbers
 ENTROPY = {
     "noise": (lambda: NoiseSource().gaussian((8,), 1.0).tolist(), 16, range(16)),
     "draws": (

@@ -303,7 +303,7 @@ def test_the_smallest_delta_of_all_owners_counts():
 
 @pytest.mark.parametrize("deltas", [(4e-4, 4e-4), (default_delta(2000),) * 9])
 def test_a_delta_above_one_over_all_images_is_replaced(deltas):
-    """Each owner's δ is below 1/2000, but it is above 1/`size_hint` of all owners together."""
+    """Each owner's δ is below 1/2000, but above one over the total `size_hint` of all owners."""
     records = Records.of([record("a", 2.0)])
     size_hint = 2000 * len(deltas)
     merged = merged_budget(budgets_at(*deltas), size_hint, records)

@@ -75,7 +75,8 @@ def test_exactly_the_requested_number_is_kept(drawn, means, monkeypatch):
 def test_images_far_from_the_mean_are_left_out_first():
     angles = torch.cat([torch.linspace(-0.3, 0.3, 19), torch.tensor([2.5])])
     rows = torch.stack([angles.cos(), angles.sin()], dim=1)
-    # The mean of any of the first 19 is about (1, 0), so the last one would bring it nearer
+    # The mean of any of the first 19 rows is about (1, 0). With the last row, it would be nearer to
+    # the target
     target = torch.tensor([0.5, 0.0])
     assert 19 not in nearest_mean(rows, target, 12)
     assert 19 in nearest_mean(rows, target, 20)

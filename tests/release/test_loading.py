@@ -555,7 +555,7 @@ def test_a_receiver_is_told_the_epsilon_of_the_records(release):
 
 
 def test_an_exact_card_holds_by_the_exact_accountant(release):
-    """This is also true if a query draws samples.
+    """The card is valid even if a query draws samples of the images.
 
     A card that states less than the exact ε is refused.
     """

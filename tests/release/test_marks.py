@@ -1,4 +1,4 @@
-"""Read the statements of origin in released files, not with the code that writes them."""
+"""Read the statements of origin in released files, without the code that writes them."""
 
 import io
 import json

@@ -278,7 +278,7 @@ def test_the_registrys_entry_fits_its_schema(states):
 
 @pytest.fixture(scope="module")
 def shapes() -> Graph:
-    """The published shapes, without two that have no path: pySHACL refuses those."""
+    """Return the published shapes, except two without a path, which pySHACL refuses."""
     graph = Graph()
     for file in sorted(PUBLISHED.glob("*/*.ttl")):
         graph.parse(file)
@@ -330,7 +330,7 @@ def test_the_catalogue_s_terms_name_their_vocabulary(states):
 
 
 def test_a_description_of_variables_comes_with_structured_data(states):
-    """The published shape of this rule has no path, so it is stated here."""
+    """The published shape of this rule has no path, so this test replaces the shape."""
     _, folder = states(HEALTH)
     graph = Graph().parse(folder / TURTLE)
     (dataset,) = graph.subjects(RDF.type, DCAT.Dataset)

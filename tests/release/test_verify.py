@@ -107,7 +107,7 @@ def test_epsilon_is_the_accountants_for_any_noise(noise):
     part = verify.mechanism_of(one.to_json())
     renyi = epsilon([one.event], 1e-5)
     assert verify.renyi_epsilon([part], 1e-5) == pytest.approx(renyi, rel=1e-9)
-    if renyi < 100:  # from there on, `exact` is the Rényi bound
+    if renyi < 100:  # from 100 on, `exact` is the Rényi bound
         assert verify.exact_epsilon([part], 1e-5) == pytest.approx(
             epsilon([one.event], 1e-5, "exact"), abs=1e-6
         )
@@ -131,7 +131,7 @@ def test_a_package_is_verified_without_any_package_of_python(package):
 
 def test_the_program_runs_in_idle_and_in_a_notebook(package, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["verify.py", str(package)])
-    monkeypatch.setattr(sys, "stdout", io.StringIO())  # without `reconfigure`, as there
+    monkeypatch.setattr(sys, "stdout", io.StringIO())  # has no `reconfigure`, as there
     with pytest.raises(SystemExit) as end:
         verify.main()
     assert end.value.code == 0
@@ -192,7 +192,7 @@ def test_added_missing_and_replaced_files_are_named(folder):
     ],
 )
 def test_labels_that_contradict_the_package_are_found(folder, old, new, problem):
-    """They are found even if the manifest was made again."""
+    """They are found even if the manifest was recreated."""
     text = (folder / "labels.csv").read_text()
     (folder / "labels.csv").write_text(text.replace(old, new, 1))
     redo_manifest(folder)
@@ -220,8 +220,8 @@ def test_archives_of_other_pictures_are_found(folder, edit):
 @pytest.mark.parametrize("accountant", ["rdp", "pld", "exact"])
 @pytest.mark.parametrize("mechanisms", [(COUNT,), (COUNT, SAMPLED)], ids=["all images", "sampled"])
 def test_a_changed_sigma_never_fits_what_is_stated(folder, accountant, mechanisms):
-    """This holds even if the ledger's digest and the manifest are made again, and for slightly more
-    noise as well as for slightly less.
+    """A changed σ is found even if the ledger's digest and the manifest are recreated, for slightly
+    more noise as well as for slightly less.
     """
     ledger = write_ledger(folder, accountant, *mechanisms)
     assert failures(folder) == []

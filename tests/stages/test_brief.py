@@ -114,7 +114,9 @@ def test_no_sentence_claims_that_a_law_is_met(scans):
     ],
 )
 def test_public_images_are_counted_as_the_release_counts(synthesize, words):
-    """With `choose`, they are added to the drawn images; without, they are part of `count`."""
+    """With `choose`, public images are added to the `count` drawn ones; without it, they are
+    part of `count`.
+    """
     made = SimpleNamespace(
         params=params(synthesize={"count": 600, **synthesize}), card=card(), mechanisms={}
     )

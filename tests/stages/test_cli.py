@@ -1,4 +1,6 @@
-"""The program as a user meets it: exit codes, one sentence, no traceback, nothing half-written."""
+"""The program as a user meets it: exit codes, errors in one sentence, no traceback, and no
+half-written files.
+"""
 
 import errno
 import io
@@ -297,7 +299,7 @@ def test_locals_are_never_shown():
 
 @pytest.fixture
 def fails(desk, monkeypatch):
-    """Return a function that runs a command that raises a fault.
+    """Return a function that runs a command in which a fault is raised.
 
     It returns the exit code and the output.
     """
@@ -418,7 +420,7 @@ def test_a_stopped_container_or_closed_terminal_is_like_ctrl_c(name, desk):
 
 
 def test_an_interrupted_stage_ends_though_its_terminal_is_closed(desk):
-    """The message about the interruption cannot be written, and its exit code stays 130."""
+    """The message about the interruption cannot be written, but the stage's exit code stays 130."""
     master, terminal = os.openpty()
     code = f"import os; os.read(0, 1)\n{TERMINATED.format(name='SIGHUP')}"
     command = [sys.executable, "-c", code]
@@ -440,7 +442,7 @@ os.execv(sys.executable, [sys.executable, "-m", "stages.cli", *words])
 
 @pytest.mark.parametrize("numbers", [(1,), (2,), (1, 2), (0, 1, 2)])
 def test_a_closed_stream_is_no_failure(numbers, tmp_path):
-    """The exit code is 2, for the mistake, as with open streams, and not 1, for a crash."""
+    """As with open streams, the exit code is 2, for the user's mistake, and not 1, for a crash."""
     code = CLOSED.format(numbers=numbers, folder=tmp_path / "missing")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 2 and "Traceback" not in done.stdout + done.stderr

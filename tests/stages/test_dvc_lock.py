@@ -1,5 +1,5 @@
 """`dvc.lock` and DVC's own lock after a kill: `stage doctor` names what is damaged, and the
-cure.
+remedy.
 """
 
 import json
@@ -94,7 +94,7 @@ def test_a_cut_dvc_lock_is_restored_from_its_copy(desk):
     write_lock_of_another_machine(())
     whole = LOCK.read_bytes().replace(b"hash: md5", b"hash: md5\n      nfiles: 31")
     LOCK.write_bytes(whole)
-    keep_copy()  # no DVC here: nowhere to keep it
+    keep_copy()  # without DVC, there is no folder for the copy
     assert not COPY.exists() and lock_in_words() == "intact"
     COPY.parent.mkdir(parents=True)
     keep_copy()

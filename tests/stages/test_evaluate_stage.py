@@ -229,7 +229,7 @@ def test_a_release_that_lacks_a_class_is_judged_as_it_is(evaluate, digits, termi
     ],
 )
 def test_a_hold_out_that_cannot_judge_is_explained(desk, evaluate, kind, why):
-    """The budget is spent by then, so all other results must be written."""
+    """A release is evaluated after the budget is spent, so all other results must be written."""
     Path("evaluation").mkdir()
     Path("evaluation/detected.png").write_bytes(b"of an earlier release")
     folder = Path("state/data/digits")

@@ -100,7 +100,9 @@ def marked(folder: str = "state") -> list[Path]:
 
 
 def test_a_forgotten_evaluation_runs_again(desk):
-    """DVC does not track its results. It would skip a stage that `dvc.lock` contains."""
+    """DVC does not track the results of `evaluate`. It would skip this stage if `dvc.lock` still
+    contained the stage.
+    """
     stages = {name: {"cmd": f"stage {name}"} for name in STAGES}
     for name in (LOCK, WHOLE_LOCK):
         name.parent.mkdir(parents=True, exist_ok=True)
@@ -149,7 +151,7 @@ def test_a_forgotten_file_under_another_name_is_refused(desk):
 
 @pytest.mark.parametrize("times", range(1, 7))
 def test_killed_in_the_middle_it_is_run_again(desk, monkeypatch, times):
-    """It is killed at each deletion, and before its entry in the journal."""
+    """`stage forget` is killed at each deletion, and before its entry in the journal."""
     calls = []
 
     def dying(*given, whole=library.delete, **more):
@@ -283,7 +285,7 @@ def test_no_log_shows_that_pictures_were_left_out(desk):
     assert "left_out" not in desk.run("forget --yes") and not (COPY / "left_out.txt").exists()
 
 
-# --- work that is going on ------------------------------------------------------------------------
+# --- work in progress -----------------------------------------------------------------------------
 
 INIT = (
     "init ../real.npz --yes --epsilon 5 --minutes 1 --one-image-each --dataset-id other --out new"

@@ -202,7 +202,7 @@ def test_no_hostile_project_is_merged_or_ends_in_a_traceback(clinics, tmp_path, 
 
 
 def test_a_merge_that_was_killed_anywhere_runs_again(clinics, tmp_path, without_repository):
-    """It is killed at each file and folder that it renames.
+    """The merge is killed at each file and folder that it renames.
 
     As after a power cut, nothing is cleaned up.
     """
@@ -227,7 +227,7 @@ def test_a_merge_that_was_killed_anywhere_runs_again(clinics, tmp_path, without_
 
     steps = 0
     while (code := merge_and_die(steps)) == 9:
-        if steps % 3 == 0:  # other merges run in what earlier ones left
+        if steps % 3 == 0:  # a merge succeeds despite what killed ones left
             assert merge_and_die(10**6) == 0
             shutil.rmtree(out)
         steps += 1

@@ -340,7 +340,9 @@ def test_a_folder_that_is_counted_under_a_name_keeps_it(desk, init, tmp_path):
 
 
 def test_the_owners_own_size_hint_is_not_confirmed(init, tmp_path):
-    """The note showed that a size_hint given by the owner was the rounded number of images."""
+    """A note of an earlier version showed that the owner's size_hint was the rounded number of
+    images.
+    """
     write_shapes(tmp_path / "in")  # 0.8 · 180 images are rounded to 100
     text = init("--size-hint 100", "privacy.size_hint=100")
     assert "rounded to one significant digit" not in text + Path("params.yaml").read_text()
@@ -387,7 +389,7 @@ def test_the_time_of_reading_images_is_not_in_the_parameters(init, tmp_path, mon
     monkeypatch.setattr(create, "survey", slow)
     monkeypatch.setattr("time.process_time", lambda: clock[0])
     found = []
-    for wait[0] in (0.0, 10_000.0):  # more than all minutes, on any machine
+    for wait[0] in (0.0, 10_000.0):  # 10 000 s are more than the 15 minutes
         init("--force --size-hint 100 --minutes 15")
         found.append(own())
     assert found[0] == found[1]

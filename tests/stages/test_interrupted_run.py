@@ -31,8 +31,8 @@ def run_on_a_terminal(
 ) -> tuple[int, str]:
     """Run `stage` as a shell does, not by fork, with a terminal of its own.
 
-    interrupt: returns whether to press Ctrl-C, which is pressed once. Returns the exit code and
-    what the terminal shows.
+    interrupt: function that returns True when it is time to press Ctrl-C, which is pressed once.
+    Returns the exit code and what the terminal shows.
     """
     process, terminal = pty.fork()
     if not process:

@@ -42,7 +42,7 @@ def test_a_refusal_is_one_line_and_its_own_exit_code(repository):
 
 
 def test_shards_converted_in_two_processes_end_in_one_line(repository):
-    """The process that starts the two has read the file names before, and prints nothing itself."""
+    """The process that starts the other two has already read the file names, and prints nothing."""
     for shard, label in enumerate("ab"):
         folder = repository.path / f"unpacked-{shard}"
         folder.mkdir()

@@ -139,7 +139,9 @@ def test_a_merged_project_explains_why_it_has_no_settings(clinics):
 
 
 def test_a_merge_in_a_repository_has_its_workflow_in_the_root(clinics, here):
-    """GitHub reads no other workflows, so the ledger would never be checked."""
+    """GitHub runs only workflows in the root, so in another folder, no workflow would check the
+    ledger.
+    """
     repository = here / "shared"
     subprocess.run(["git", "init", "-q", str(repository)], check=True)
     out = repository / "sub/both"

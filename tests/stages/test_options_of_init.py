@@ -29,7 +29,7 @@ FOLDERS = [
 
 
 def labelled(folder: Path, classes: list[str]) -> Path:
-    """Write a folder of pictures and a table that gives each a class in turn."""
+    """Write a folder of pictures, and a table that assigns the classes to the pictures in turn."""
     write_shapes(folder / "pictures", each=12)
     files = sorted(file.relative_to(folder) for file in folder.rglob("*.png"))
     with (folder / "metadata.csv").open("w", newline="") as table:

@@ -115,5 +115,5 @@ def test_a_plan_without_a_unit_warns_and_keeps_its_digest(clinic):
         assert ("privacy.unit is not set" in said) is not bool(privacy)
         plans.append({p.name: p.read_text() for p in Path("artifacts/plan").iterdir()})
     changed = {name for name in plans[0] if plans[0][name] != plans[1][name]}
-    assert changed == {"permission.json"}  # the owner's statement runs no stage again
+    assert changed == {"permission.json"}  # the owner's statement makes no stage run again
     assert not any("unit" in text or "group" in text for text in plans[0].values())

@@ -51,7 +51,9 @@ def released(desk, base) -> None:
 
 
 def test_missing_public_images_cost_nothing(desk):
-    """DVC removes them before it runs `prepare public`, which may stop at invalid parameters."""
+    """DVC removes public images before it runs `prepare public`. This command may then stop at
+    invalid parameters.
+    """
     released(desk, TEACHER)
     shutil.rmtree("data/public")
     desk.params(privacy={"epsilon": 0})

@@ -56,8 +56,8 @@ def test_a_plan_is_a_table_of_cost_and_minutes(project):
 
 
 def test_two_threads_plan_two_projects_and_each_gets_its_own(project, tmp_path):
-    """When both used the process's current folder, 78 of 120 plans belonged to the other
-    project.
+    """When both threads used the process's current folder, 78 of 120 plans belonged to the other
+    thread's project.
     """
     found: dict[float, list] = {5.0: [], 2.0: []}
     other = tmp_path / "other"

@@ -29,7 +29,7 @@ SMALL = {
     "frequency": {"size": 100},
     "embedding": {"size": 100, "learned": {"steps": 2}},
     "classifier": {"steps": 2, "width": 8},
-    # 10 classes × 24 images: all 24 images of the release may be of one class, by noisy counts
+    # 24 images of each of 10 classes: noisy counts may request all 24 images of one class
     "select": {"images": 240},
     "auxiliary": {"steps": 2, "batch": 40, "images": 40},
     "refine": {"steps": 2, "batch": 40, "images": 40},

@@ -278,7 +278,7 @@ def test_an_open_charge_does_not_go_on_with_other_images(desk, monkeypatch, plan
     before = Path("data/sensitive/card.json").read_bytes()
     with monkeypatch.context() as context:
         withdraw(desk, context)
-        assert Path("data/sensitive/card.json").read_bytes() == before  # it hides the change
+        assert Path("data/sensitive/card.json").read_bytes() == before  # the card hides the change
         desk.run("count", "was started on images that differ", "spend_again: {count: 1}", code=4)
     assert desk.opened == ["count"] and not Path("artifacts/count").exists()
     desk.run_all("prepare sensitive", "count")  # the same images

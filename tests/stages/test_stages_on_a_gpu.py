@@ -19,8 +19,8 @@ ADDED = ("student",)
 # Recipes that contain the remaining stages
 OTHERS = ["teacher-public", "dp-mepf", "teacher-gaussian", "sapf-pixel"]
 OTHERS += of_baselines("baseline_settings", "RECIPES")
-# A test leaves these stages on the CPU, and checks that this is noticed. They stand for all kinds
-# of stages with a network of their own
+# A test leaves these stages on the CPU, and checks that this is noticed. They are examples of all
+# kinds of stages with a network of their own
 PLANTED = ("histogram", "select", "pretrain", "saliency", "finetune", "synthesize")
 # stages that need no card: they count labels, sum pixels, or choose images by number
 IDLE = {"count", "central"}

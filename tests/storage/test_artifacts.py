@@ -112,7 +112,7 @@ def test_what_is_no_artifact_is_never_overwritten(tmp_path):
 
 
 def test_a_link_is_refused_before_anything_is_spent(tmp_path):
-    """A directory cannot replace it. The folder above may be a link."""
+    """The artifact, a directory, cannot replace a link. A folder above it may be a link."""
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "artifacts").symlink_to("elsewhere")
     make(tmp_path / "artifacts" / "count")

@@ -160,7 +160,9 @@ def test_a_directory_that_cannot_be_copied_is_named(tmp_path):
 
 
 def test_a_query_leaves_no_core_dump():
-    """The test uses another process. Its limit is first raised as far as possible."""
+    """The test uses another process, and first raises the limit of that process as far as
+    possible.
+    """
     program = (
         "import resource\n"
         "from stages.runner import keep_memory_off_disk\n"

@@ -138,7 +138,7 @@ def rows_of(folder):
     ]
 
 
-COLUMNS = {  # columns of a table of pictures, given their bytes
+COLUMNS = {  # name -> function that makes the columns of a table from the bytes of its pictures
     "one large": lambda cells: {"image": pyarrow.array(cells, pyarrow.large_binary())},
     "path first": lambda cells: {"image": [{"path": "x.png", "bytes": cell} for cell in cells]},
     "ids first": lambda cells: {

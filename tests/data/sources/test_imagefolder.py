@@ -29,8 +29,8 @@ def test_a_folder_gives_classes_without_files_of_systems(tmp_path):
     "name", ["lost+found", "LOST+FOUND", "$RECYCLE.BIN", "System Volume Information", "@eaDir"]
 )
 def test_a_folder_of_a_system_is_not_opened(name, tmp_path):
-    """The system may not allow anyone to read such a folder. Here, a link out of the picture folder
-    replaces it: if either was opened, reading would end with an error.
+    """The system may forbid everyone to read such a folder. In this test, a link that leads out of
+    the picture folder replaces it. If the link was opened, reading would end with an error.
     """
     root = write_folder(tmp_path / "in")
     (root / name).symlink_to(tmp_path)

@@ -116,8 +116,8 @@ def test_what_a_killed_program_unpacked_is_removed_by_the_next(tmp_path, state):
 
 
 def test_what_a_program_of_another_host_has_unpacked_stays(tmp_path, state):
-    """The process id of that program does not exist here, or belongs to another program. Its lock
-    is visible on all hosts.
+    """On this host, the process id of that program is unused, or belongs to another program. But
+    the lock of that program is visible on all hosts.
     """
     theirs = state / f".unpacked.{2**22 + 1}-1.tmp"
     theirs.mkdir(parents=True)

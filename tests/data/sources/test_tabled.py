@@ -114,7 +114,7 @@ def test_spaces_after_commas_are_no_part_of_labels(tmp_path):
 
 
 def test_the_line_that_states_the_separator_is_no_row(tmp_path):
-    """As in tables that Excel opens in every country."""
+    """Some tables begin with such a line, so that Excel can open them in every country."""
     file = write_table(tmp_path, rows_of()) / "metadata.csv"
     file.write_text("sep=;\n" + file.read_text().replace(",", ";"))
     assert read_all(data(tmp_path), tmp_path)[2] == [1, 0, 1, 0]
