@@ -1,5 +1,5 @@
-"""The benchmark for GPUs runs anywhere at small sizes: its checks of correctness pass, and can
-fail.
+"""The benchmark for GPUs runs anywhere at small sizes: its checks of correctness pass, and fail
+for a wrong result.
 """
 
 import json

@@ -43,8 +43,8 @@ def test_an_ensemble_averages_the_probabilities_of_its_members(sets, monkeypatch
     _, holdout, synthetic = sets
     given = np.full((3, len(holdout), 10), 0.0, dtype=np.float32)
     rows = np.arange(len(holdout))
-    given[0, rows, (holdout.labels + 1) % 10] = 1.0  # wrong and unsure
-    given[1, rows, holdout.labels] = 3.0  # right and surer
+    given[0, rows, (holdout.labels + 1) % 10] = 1.0  # wrong, with little confidence
+    given[1, rows, holdout.labels] = 3.0  # right, with more confidence
     given[2, rows, (holdout.labels + 2) % 10] = 1.0
     seeds = []
     monkeypatch.setattr(protocol, "fit_classifier", lambda *a: seeds.append(a[-1]))

@@ -455,7 +455,7 @@ def test_groups_go_with_images_of_the_owner_alone():
         Data(source="digits", groups=Groups(folder=True))
 
 
-# --- the odometer follows the person --------------------------------------------------------------
+# --- the odometer when the groups change ----------------------------------------------------------
 
 TENS = {"pattern": r"^(\w+-\d)\d_"}  # each group has ten patients
 

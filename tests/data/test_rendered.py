@@ -82,10 +82,10 @@ def test_characters_can_be_told_apart():
 
 
 def test_small_digits_resemble_handwritten_ones(digits):
-    """Trained on glyphs only, a nearest-neighbour classifier reads more than 0.45 of scikit-learn's
-    digits.
+    """Trained on glyphs only, a nearest-neighbour classifier recognises more than 45 % of
+    scikit-learn's digits.
 
-    0.6 was measured; chance is a tenth.
+    60 % was measured; chance is 10 %.
     """
     fitted = KNeighborsClassifier(5).fit(*digits_of_fonts(8, 120))
     assert fitted.score(digits.images.reshape(len(digits), -1) / 255, digits.labels) > 0.45

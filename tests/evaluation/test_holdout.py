@@ -82,7 +82,7 @@ def test_a_few_that_look_alike_are_no_copies_and_equal_ones_are(drawn):
 
 @pytest.mark.parametrize(("several", "left", "lost"), [(0, 9, 1), (0, 10, 0), (1, 9, 1)])
 def test_a_class_that_lost_nearly_all_its_images_is_named(drawn, several, left, lost):
-    """Pictures of a fixed camera resemble each other, so all of one class may count as copies."""
+    """Pictures by a fixed camera resemble each other, so all of one class may count as copies."""
     labels = np.repeat([0, 1], 100)
     if several:
         labels = np.eye(3, dtype=np.uint8)[labels]

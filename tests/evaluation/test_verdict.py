@@ -173,8 +173,8 @@ def test_a_handful_of_images_per_class_is_not_judged(labels):
 
 
 def test_chance_counts_only_classes_of_the_hold_out():
-    """If the hold-out lacks a class, a mean over the other classes was once compared with a chance
-    over all.
+    """If the hold-out lacked a class, an earlier version compared a mean over the other classes
+    with the chance over all classes.
     """
     found = judged(0.9, labels=np.repeat(np.arange(3), 250))
     assert found["accuracy"]["chance"] == found["balanced_accuracy"]["chance"] == 1 / 3

@@ -26,7 +26,7 @@ from sfumato.settings.stages import STAGES
 
 
 def test_an_older_pipeline_is_renewed_with_the_owners_stages(tmp_path):
-    """Version 0.2 had a stage `denoiser`, whose command is gone."""
+    """Version 0.2 had a stage `denoiser`. Its command no longer exists."""
     file = tmp_path / "dvc.yaml"
     content = yaml.safe_load(dvc_text())
     file.write_text(dvc_text())

@@ -253,7 +253,7 @@ def test_images_are_never_enlarged_beyond_the_smallest_side(side, stored):
         (165, 224, 165 / 224, (96, 128)),
         (60, 80, 0.65, (48, 64)),
         (60, 120, 0.5, (32, 64)),
-        (30, 40, 1.0, 28),  # equally many landscape and portrait
+        (30, 40, 1.0, 28),  # as many landscape as portrait images
         (9, 100, 0.09, (8, 32)),
         (6, 8, 0.75, 8),
     ],

@@ -179,7 +179,7 @@ def test_shares_come_out_as_asked(target, accountant):
 
 @pytest.mark.parametrize("target", [1.0, 10.0])
 def test_a_share_keeps_its_noise_whatever_the_other_stages_do(target):
-    """Otherwise, an edit of DP-SGD would make every query spend again."""
+    """Otherwise, a change of DP-SGD's settings would make every query spend again."""
     delta = default_delta(1500)
     seen = []
     for uses, rate, more in (

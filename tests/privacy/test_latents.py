@@ -75,7 +75,7 @@ def batch(model, draws: int, images: int = B):
 def test_per_image_gradients_equal_a_plain_loops(models, kind, trainable):
     model, parameters = network(models, kind, trainable)
     latents, labels, drawn = batch(model, 2, images=5)
-    known = torch.tensor([0, 1, 2, 3, 3])  # out of range: no label
+    known = torch.tensor([0, 1, 2, 3, 3])  # 3 is out of range, and means no label
     shown = torch.where(drawn.drop, 3, known[:, None])
     check_rows(model, parameters, (latents, labels, drawn), lambda i: shown[i], error=1e-3)
 
@@ -122,7 +122,7 @@ def test_a_latent_that_is_not_finite_counts_for_nothing(models, kind, value):
     whole = clipped_gradient_sum(model, parameters, latents, labels, drawn, C, Microbatch(2))
     rest = torch.arange(B) != 0
     assert whole.isfinite().all()
-    if value != 1e30:  # may stay finite, and is then clipped
+    if value != 1e30:  # with 1e30, the gradient may stay finite, and is then clipped
         without = clipped_gradient_sum(
             model, parameters, latents[rest], labels[rest], drawn.rows(rest), C, Microbatch(2)
         )

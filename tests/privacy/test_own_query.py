@@ -286,7 +286,7 @@ class Remembering:
         return row - self.mean
 
     def buffered(self, images, labels):
-        """Return the memory itself, which the next call changes."""
+        """Return a view of the buffer, which the next call changes."""
         self.buffer = getattr(self, "buffer", torch.zeros(1, 1))
         self.buffer.mul_(0.9).add_(brightness(images, labels).mean())
         return self.buffer.expand(len(images), 1)

@@ -98,7 +98,7 @@ def test_the_noise_is_complete_on_any_process_and_rate(owner, environment, rank,
 def test_the_grid_of_a_release_is_the_same_whatever_was_summed(owner):
     """A grid that grows with the sum would reveal the sum's size.
 
-    On the public grid, half of all values are odd multiples.
+    On the public grid, half of all values are odd multiples of the grid's step.
     """
     grid = public_grid(2.0)
     for total in (0.0, 1e3, 1e6):

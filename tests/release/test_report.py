@@ -356,7 +356,7 @@ def test_the_last_page_states_what_may_be_shared(desk):
     said = desk("--audience", "owner")
     assert "git add .gitignore README.md params.yaml pipelines ledger.json (" in said
     assert "ledger.json; artifacts/teacher/, a classifier (sfumato.load_teacher)" in said
-    # Standard output is no terminal: a log may be kept
+    # Standard output is no terminal here, so it may be kept as a log
     assert "81 %" not in said and "metrics.json" in said
     assert "verdict   fair (81 % of what there is to learn): much." in desk(
         "--audience", "owner", terminal=True

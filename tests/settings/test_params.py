@@ -197,7 +197,7 @@ def numbers_in(node: object) -> Iterator[dict]:
         yield from numbers_in(inner)
 
 
-# Limited by a function, or values of pixels
+# Keys that a function limits, or that contain values of pixels
 BOUNDED_ELSEWHERE = {"noise", "lifetime_epsilon", "range", "mean"}
 
 

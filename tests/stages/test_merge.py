@@ -80,7 +80,7 @@ def test_two_clinics_release_together_at_their_own_epsilon(
     assert re.search(
         r"deployment.yaml was not written: set [^.]* under `about` in \S+ize.yaml", text
     )
-    assert not Path(tmp_path / "state-merger/odometer").exists()  # no data set, no charge
+    assert not Path(tmp_path / "state-merger/odometer").exists()  # no charge is opened
 
     assert all(Path(path).exists() for entry in stages.values() for path in entry["deps"])
     ledger = read_ledger(Path("ledger.json"))

@@ -294,8 +294,8 @@ def test_a_plan_for_one_label_refuses_several_labels(archive):
 
 
 def test_every_query_that_takes_one_label_is_refused():
-    """The lists in the plan and in the queries cannot differ: a new query is refused until it is
-    listed.
+    """A new query is refused for images with several labels until the table of stages sets
+    `several_labels` for it.
     """
     about = {
         "dataset_id": "chests",

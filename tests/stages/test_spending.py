@@ -208,7 +208,7 @@ def test_a_stage_in_spend_again_and_its_users_run_once(desk, released):
     assert planned(desk) == anew  # the request stays the same until it is fulfilled
     desk.run_all("count", "central")
     assert desk.opened == ["count", "central"] * 2
-    assert planned(desk) == anew  # fulfilled: the key may stay
+    assert planned(desk) == anew  # the request is fulfilled, and may stay
     desk.run(
         "plan --dry-run",
         "privacy.spend_again was already applied to: count. To pay once more, set "
@@ -408,7 +408,7 @@ def test_a_stage_that_is_killed_again_and_again_opens_one_charge(desk, plan):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         if Path("artifacts/count").exists():
-            break  # it was faster than the last kill
+            break  # the stage ended before it was killed
     else:
         desk.run("count")
     assert desk.opened == ["count"]

@@ -102,7 +102,7 @@ def test_a_pipe_or_a_huge_file_is_not_waited_for(tmp_path: Path):
     with pytest.raises(IsADirectoryError):
         read_yaml(tmp_path)
     with (tmp_path / "huge").open("wb") as file:
-        file.truncate(2**40)  # a hole: it takes no room
+        file.truncate(2**40)  # a sparse file, which takes no space
     with pytest.raises(ValueError, match="more than"):
         read_yaml(tmp_path / "huge")
     (tmp_path / "latin").write_bytes(b'{"a": "\xe9"}')
