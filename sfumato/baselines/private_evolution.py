@@ -102,7 +102,9 @@ def first_population(
 def parents_of(
     votes: Tensor, labels: Tensor, next_labels: Tensor, threshold: float, random: torch.Generator
 ) -> Tensor:
-    """Choose the parent of each next candidate: (n,) int64, indices of the N candidates.
+    """Choose a parent for each candidate of the next round, (n,) int64.
+
+    The parents are given as indices of the N candidates of this round.
 
     Within a class, the expected number of children of a candidate is proportional to its votes.
     Systematic resampling is used, so the actual number differs from the expected number by less
@@ -111,7 +113,7 @@ def parents_of(
 
     votes: (M, N), noisy votes of each class for each candidate;
     labels: (N,), classes of the candidates;
-    next_labels: (n,), classes of the next candidates;
+    next_labels: (n,), classes of the candidates of the next round;
     threshold: votes up to this number count as zero; larger votes count in full.
     """
     parents = torch.empty_like(next_labels)
@@ -137,7 +139,7 @@ def descendants(
     strength: float,
     random: torch.Generator,
 ) -> Population:
-    """Create the next candidates from their parents.
+    """Create the candidates of the next round from their parents.
 
     For each pair of a parent and a class, the first child is a copy of the parent. All other
     children are variations of the parent, as `varied` computes them.
@@ -193,7 +195,8 @@ def distance_features(
 ) -> ProjectedFeatures:
     """Build the feature map in which distances between images are measured.
 
-    Its centre and directions are fitted to new candidates, which are public images.
+    Its centre and directions are fitted to images of candidates that are drawn only for this
+    purpose. These images are public.
     """
     embedding = ProjectedFeatures(settings.feature, shape, settings.dimension)
     kinds = torch.arange(settings.population) % generator.kinds

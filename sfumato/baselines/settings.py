@@ -37,7 +37,7 @@ class Adversarial(QuerySettings):
     draws: ClassVar[int] = 1  # Number of noise levels per image
     # Noise added to every image before the discriminator reads the image
     noise_levels: ClassVar[LogNormal] = LogNormal(mean=-2.0, std=0.5)
-    label_dropout: ClassVar[float] = 0.0  # Share of images shown to the discriminator without label
+    label_dropout: ClassVar[float] = 0.0  # Share of images given to the discriminator unlabelled
     learning_rate: ClassVar[float] = 2e-3  # Learning rate of the discriminator
     generator_rate: ClassVar[float] = 2e-3  # Learning rate of the generator
     # Betas of both Adam optimisers: low, so that each network adapts quickly to the other

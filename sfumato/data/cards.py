@@ -28,8 +28,8 @@ class Card(Exact):
     """The public facts of a dataset.
 
     version: name of this state of the images, chosen by the owner or at random. A version computed
-    from the images would reveal who was in the set: when a person withdraws, it would change only
-    if the set contained images of that person.
+    from the images would reveal who was in the set: when a person withdraws, such a version would
+    change only if the set contained images of that person.
     """
 
     dataset_id: DatasetId

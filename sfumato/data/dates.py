@@ -22,7 +22,7 @@ SHORT_MONTH = rf"{MONTH}|[1-9]"
 NAMED_MONTH = "|".join([*MONTHS, *(name[:3] for name in MONTHS)])
 CALENDAR_DAY = r"0[1-9]|[12]\d|3[01]"
 SHORT_DAY = rf"{CALENDAR_DAY}|[1-9]"
-# For each form of dates: a pattern with places for three parts, and patterns for year, month, day
+# For each form of a date: a template for its three parts, and patterns for year, month and day
 DATE_FORMS = (
     (r"({})([-_./]?)({})([-_./]?)({})", YEAR, MONTH, CALENDAR_DAY),
     (r"({})([-./:年月] ?| )({})([-./:年月] ?| )({})", YEAR, SHORT_MONTH, SHORT_DAY),
@@ -46,7 +46,7 @@ def pattern_of(order: str) -> re.Pattern[str]:
 
 
 DATE_PATTERNS = {order: pattern_of(order) for order in PART_ORDERS}
-# The forms are tried only where a date can start, because trying them everywhere takes long
+# The forms are tried only where a date can start, because trying them everywhere is slow
 DATE_START = rf"(?<!\d)(?=\d\d?\D|{YEAR}|\d{{8}}|[a-zä]{{3,9}}[-_./, ]{{0,2}}\d)"
 ANY_DATE = rf"{DATE_START}(?:{'|'.join(pattern.pattern for pattern in DATE_PATTERNS.values())})"
 
@@ -54,8 +54,9 @@ ANY_DATE = rf"{DATE_START}(?:{'|'.join(pattern.pattern for pattern in DATE_PATTE
 def date_parts(text: str, orders: Iterable[str]) -> tuple[str, list[str]]:
     """Split a text that starts with a date.
 
-    Returns the first of `orders` in which the date can be read, and a list of six texts: each of
-    the three parts of the date is followed by its separator, the last part by the rest of the text.
+    Returns the first of `orders` in which the date can be read, and a list of six texts: the first
+    part of the date, a separator, the second part, a separator, the third part, and the rest of the
+    text.
     """
     order, found = next(
         (order, found) for order in orders if (found := DATE_PATTERNS[order].match(text))

@@ -193,8 +193,9 @@ def decode(path: PictureFile, span: Span | None = None) -> np.ndarray:
                     "supported"
                 ) from None
             return decode_tiff(file, span, str(path))
-        # `is_animated` is used instead of `n_frames`, which would read all frames. In an MPO, the
-        # frames after the first are previews of a phone's photograph, or other views of the scene
+        # `is_animated` is used instead of `n_frames`, which would read all frames. In an MPO, only
+        # the first frame is used: the others are previews of a phone's photograph, or other views
+        # of the scene
         if getattr(opened, "is_animated", False) and opened.format != "MPO":
             raise DataError(
                 f"{path} contains several frames: choose one, and save it in a separate file."

@@ -105,7 +105,7 @@ def readable(what: str, fix: str = "repair or remove it") -> Iterator[None]:
     An OSError without an error number comes from a decoder, so it counts as damage. An OSError with
     the number EINVAL does too, because damaged bytes can contain an invalid offset. Any other
     OSError is raised unchanged, because it comes from the system: the file is out of reach, or this
-    account must not read it.
+    account is not allowed to read it.
     """
     try:
         yield
@@ -146,8 +146,8 @@ def decode_deep(
     if opened.format == "JPEG2000":
         return decode_jpeg_2000(opened, file, span, name)
     tags = getattr(opened, "tag_v2", {})
-    # Largest value that a PPM states for its pixels. Pillow scales the pixels to a maximum of 255
-    # or 65535. For other formats, 255 stands for 8 bits
+    # Maximum value that the header of a PPM states. Pillow scales the pixels to a maximum of 255 or
+    # 65535, which is undone below. Other formats get 255, which means 8 bits
     white = 255
     if opened.format == "PPM" and opened.tile[0].codec_name.startswith("ppm"):
         args = opened.tile[0].args
@@ -167,7 +167,8 @@ def decode_deep(
         return eight_bits(
             values, span, name, inverted=tags.get(Tag.PhotometricInterpretation) == MIN_IS_WHITE
         )
-    # A WebP has at most 8 bits per value. Its list `tile` is empty, so `deep_png` is False
+    # A PNG with 16 bits per value has such a tile. A WebP has an empty list `tile`, so `deep_png`
+    # is False, which is correct, because a WebP has at most 8 bits per value
     deep_png = any(str(tile.args).endswith("16B") for tile in opened.tile)
     bits = max(tags.get(Tag.BitsPerSample, (white.bit_length(), 16 * deep_png)))
     if opened.format == "TIFF":
@@ -283,7 +284,7 @@ def with_alpha(
 def once_per_file(read: Callable[[Path], T]) -> Callable[[Path], T]:
     """Cache the results of `read` by path, until the file changes.
 
-    On network storage, each time a file is opened costs time.
+    Otherwise, each file would be opened several times, which is slow on network storage.
     """
 
     @lru_cache(maxsize=2**17)
@@ -386,8 +387,8 @@ def with_frame(path: Path, header: Dataset, frame: int) -> Dataset:
             expected = get_expected_length(header)
             if header.PhotometricInterpretation == "YBR_FULL_422" and length >= expected * 3 // 2:
                 raise ValueError(
-                    f"they have {length} bytes, but YBR_FULL_422 has {expected} bytes: the values "
-                    "are RGB or YBR_FULL"
+                    f"the pixels have {length} bytes, but with the stated YBR_FULL_422, they would "
+                    f"have {expected}: the values are RGB or YBR_FULL"
                 )
             size = expected // frames
             file.seek(frame * size, SEEK_CUR)

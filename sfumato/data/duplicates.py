@@ -1,7 +1,7 @@
 """Refuse new images if no odometer would contain their whole cost.
 
-This is so if some of them are already counted under another dataset id. It is also so if budget was
-spent on some of them, and they are now assigned to other groups. The settings
+There are two cases: some of the images are already counted under another dataset id, or budget was
+spent on some of them and they are now assigned to other groups. The settings
 `data.different_people` and `data.other_groups` permit such images.
 
 Also refuse images on which budget was spent, if they move between the sensitive images and the
@@ -108,7 +108,7 @@ def looks(home: Path, most: int | None = None) -> Iterator[np.ndarray]:
 
 
 def images_charged(journal: Journal, version: str) -> set[str]:
-    """Return the fingerprints of the images of a version on which charges were opened."""
+    """Return the fingerprints of the images for which charges on `version` were opened."""
     return {
         entry["images"]
         for entry in journal.entries()
@@ -122,7 +122,8 @@ def refuse_another_split(
     """Raise ConfigError if charged images move between the sensitive images and the hold-out.
 
     An earlier release would then be tested on images from which it was made. Images in both parts,
-    and images that were added or removed, are ignored. The split of any charge may be restored.
+    and images that were added or removed, are ignored. A split under which a charge was opened is
+    always accepted.
 
     home, fresh: folders of the earlier and of the new images of this version;
     images: fingerprint of the new sensitive images.
@@ -141,10 +142,10 @@ def refuse_another_split(
         raise ConfigError(
             f"data.dataset_id={home.name}: budget was already spent on version {version} of these "
             "images, and some of them would now move between the training images and the hold-out. "
-            "A release would then be tested on images from which it was made. Restore what decided "
-            "about the hold-out: data.holdout_fraction, the ids of data.groups, or the folders "
-            "train/ and test/. To keep the change, set a new data.version: every query then spends "
-            "again"
+            "A release would then be tested on images from which it was made. Restore what "
+            "determined the hold-out: data.holdout_fraction, the ids of data.groups, or the "
+            "folders train/ and test/. To keep the change, set a new data.version: every query "
+            "then spends again"
         )
 
 
@@ -172,7 +173,7 @@ def refuse_regrouping(data: Data, home: Path, fresh: Path, journal: Journal) -> 
 def regrouped(before: Path, after: Path, spent: Sequence[dict]) -> bool:
     """Return whether a new preparation assigns charged images to other groups.
 
-    This is so if the preparation separates images of one group, or joins images of several groups.
+    It does so if it separates images of one group, or joins images of several groups.
     Only images in both prepared sets, `before` and `after`, are compared. In a set without groups,
     each image is a group of its own. An image with copies in several groups is ignored. Returns
     True if the sets cannot be compared, because their stored shapes differ or the earlier set is

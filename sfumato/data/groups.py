@@ -86,7 +86,7 @@ def ids_of_files(
         parts = {*train, *test}
         ids = [None if file.parents[1] in parts else file.parent.name for file in files]
     elif groups.volume:
-        # `checked_ids` refuses similar ids, but two volumes may have similar paths
+        # Not passed to `checked_ids`: it refuses similar ids, but volumes may have similar paths
         return [str(file.relative_to(root)) for file in files]
     elif groups.array:
         ids = ids_of_array(load_array(root / "groups.npy"), len(files), str(root / "groups.npy"))

@@ -328,7 +328,7 @@ def as_floats(images: Tensor) -> Tensor:
 
 
 def room(count: int, shape: Sequence[int], folder: Path | None = None) -> Tensor:
-    """Allocate (count, C, H, W) uint8 in memory or, if `folder` is given, in a file on its disk.
+    """Allocate (count, C, H, W) uint8 in memory or, if `folder` is given, in a file in `folder`.
 
     The file has no name, so it disappears when the tensor is freed.
     """

@@ -78,7 +78,9 @@ def groups_in(columns: Mapping[str, Sequence[str]]) -> Groups | None:
 
 
 def main_table(path: Path) -> Path | None:
-    """Return the table that decides the layout: the folder's, or the one of its first part."""
+    """Return the table that decides the layout: the folder's table or, without one, the table of
+    its first training folder.
+    """
     return tables.table_path(path) or tables.table_in(split_of(path)[0][0])
 
 
@@ -133,8 +135,8 @@ def columns_of_arrays(path: Path) -> dict[str, list[str]]:
 def columns_of_samples(path: Path) -> dict[str, list[str]]:
     """Return the values of each key in the .json of the samples, "" for a missing key.
 
-    Keys are left out if fewer than a tenth of the samples have them, unless their names mean
-    persons: some programs write a different key into each .json.
+    Some programs write a different key into each .json. So keys that fewer than a tenth of the
+    samples have are left out, unless their names mean persons.
     """
     found: list[dict[str, object]] = []
     with suppress(DataError):
@@ -207,7 +209,8 @@ def several_in(cells: Mapping[str, Sequence[str]], label: str | None) -> Form | 
 def check_agreement(path: Path, table: Path, columns: Sequence[str]) -> None:
     """Raise Unclear if the table and the folders define different classes.
 
-    columns: columns of labels, by their names; if there are none, the images have several labels.
+    columns: columns of labels, recognised by their names. If there are none, the table is treated
+    as different for all images.
     """
     different = min((count_different(path, name) for name in columns), default="all")
     if different:
@@ -236,7 +239,7 @@ def unclear_label(table: Path, heads: Sequence[str], proposed: str | None = None
 
 
 def count_different(path: Path, column: str) -> int:
-    """Count the pictures outside a folder with the name of their label in the table."""
+    """Count the pictures that are not in a folder named after their label in the table."""
     count = 0
     for table in tables_read(path):
         read = columns_in(table)

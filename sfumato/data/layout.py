@@ -233,7 +233,8 @@ def folder_layout(path: Path, options: InitOptions) -> Layout:
             {composed(folder.name) for part in parts for folder in folders_in(part)}
             for parts in (train, test)
         )
-        # Checked first: later messages contain these names, so none of them may be a person's
+        # The names are checked first, because later messages contain them. A message must not
+        # contain the name of a person
         if classes is None:
             check_names(sorted(names | held_out))
         if classes is None and len(held_out - names) > len(held_out) / 2:
@@ -325,8 +326,8 @@ def check_persons_beside(path: Path) -> None:
 def why_unread(file: Path, no_classes: bool) -> str | None:
     """Explain why a file beside the pictures is not read, and what to do about it.
 
-    Returns None if the file needs no action. no_classes: whether there are no class folders, so
-    that the file may contain the labels. Otherwise, only persons' ids matter.
+    Returns None if the file needs no action. no_classes: true if the set has no class folders. The
+    file may then contain the labels. Otherwise, only persons' ids matter.
     """
     suffix = file.suffix.lower()
     heads = list[str]()

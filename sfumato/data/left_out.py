@@ -75,8 +75,8 @@ def still_broken(home: Path, data: Data) -> bool:
     """
     if not (home / LEFT_OUT).exists():
         return True
-    # An older version of the program wrote no list, and may have left out pictures because of a
-    # failing disk
+    # An older version of the program wrote no list. It may have left out pictures because of a
+    # failing disk, so all pictures must be read again
     if not (home / LEFT_OUT_FILES).exists():
         return False
     files = [file_at(*place) for place in read_json(home / LEFT_OUT_FILES)]

@@ -2,7 +2,7 @@
 
 Public images and models cost nothing, unless they were made from sensitive images. In that case,
 their `privacy.json` contains the records of the charges. Files that were released from this state
-directory are recognised by their bytes, even without that file.
+directory are recognised by their bytes, even without `privacy.json`.
 
 The guarantee does not cover public images, so no sensitive or hold-out image may be among them.
 Only exact duplicates in the stored shape are found, because copies that were recoloured or

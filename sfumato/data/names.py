@@ -85,7 +85,7 @@ class Column:
     pattern: str
     kind: str  # words, number or mixed
     neutral: bool = False  # whether the values identify no person (dates, for example)
-    personal: bool = False  # whether it follows a word for a person
+    personal: bool = False  # whether the part follows a word for a person
     named: bool = False  # whether it follows a word that does not mean files, copies or sides
     of_file: bool = False  # whether it follows a word for files, such as frame
     aligned: bool = True  # whether it has the same place in names with more or fewer numbers
@@ -215,7 +215,7 @@ def repeats_in(
 
     Returns None if nothing repeats. A pattern is proposed only if it finds at least FEWEST ids.
     Names from several archives often begin with a different word for each archive. If a part
-    repeats only among the names of one archive, no pattern is proposed.
+    repeats only among the names of one archive, the result contains the reason, but no pattern.
 
     folders, labels: folder and label of each image, in the order of `names`.
     """
@@ -266,13 +266,13 @@ def repeats_in_archive(
         c
         for place, c in enumerate(candidates)
         if c.proposable
-        # A number may restart for each value of an earlier column that has few values
+        # Not a counter that restarts for each value of an earlier column with few values
         and not (
             c.restarts
             and any(len(b.counts) < 2 * FEWEST and not b.proposable for b in candidates[:place])
         )
-        # A number without a word, to the right of a counter, may be an age or a coordinate. Such
-        # numbers repeat too, but are not ids
+        # Not a number without a word, to the right of the counter: it may be an age or a
+        # coordinate. Such numbers repeat too, but are not ids
         and not (c.bare and c in after[1:])
     ]
     if not sure:
@@ -348,8 +348,8 @@ def rivalled(best: Column, others: Sequence[Column]) -> bool:
 def tells_apart(column: Column, stems: Sequence[str], labels: Sequence[Hashable]) -> bool:
     """Return whether numbers may be persons' ids, instead of a counter that restarts per class.
 
-    They may be ids under four conditions: more than FEWEST pairs of names share a number; names
-    with the same number always differ in their words, such as left and right; there are few
+    They may be ids if four conditions are met: more than FEWEST pairs of names share a number;
+    names with the same number always differ in their words, such as left and right; there are few
     different words; and each class has several of these words. With a counter that restarts, names
     with the same number would differ only in the word for the class.
     """
@@ -522,7 +522,7 @@ def number_column(
 
 
 def times(pattern: str, count: int) -> str:
-    """Build a pattern for `count` repetitions."""
+    """Build a pattern that matches `count` repetitions of `pattern`."""
     if count < 2:
         return pattern * count
     return rf"(?:{pattern}){{{count}}}"

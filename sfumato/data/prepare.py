@@ -303,9 +303,9 @@ def unnamed_version(home: Path) -> str | None:
 def conversions(data: Data, home: Path, journal: Journal) -> dict[str, dict]:
     """Return the settings in CONVERSION that were used for each version of the images.
 
-    Versions of older programs are missing until they are prepared again. Raises ConfigError if
-    budget was spent on the version in `data` with other settings: its releases would be restored at
-    no cost, and their cards would describe pictures from which they were not made.
+    A version that an older program prepared is missing until it is prepared again. Raises
+    ConfigError if budget was spent on the version in `data` with other settings: its releases would
+    be restored at no cost, and their cards would describe pictures from which they were not made.
     """
     converted: dict[str, dict] = {}
     if (home / CONVERTED).is_file():
@@ -356,7 +356,8 @@ def prepare_public(
     Raises ConfigError or DataError if the images cannot be used, or if a private image is among
     them. `out` is then unchanged.
     """
-    # The block adds the releases behind the images; `writing` reads the list when the block ends
+    # The releases from which the images were made. The block below fills this list, and `writing`
+    # reads it when the block ends
     inputs: list[Artifact] = []
     with writing(out, "public", inputs) as directory:
         source = read_public(public, shape, raw, seed)

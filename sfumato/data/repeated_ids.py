@@ -11,9 +11,9 @@ from sfumato.data.groups import NO_ID, is_unclear, plain_id
 from sfumato.data.names import Column
 from sfumato.data.tables import meaning
 
-# Patterns to search for in column names. If cells of a column repeat, it may contain ids of persons
-# if its name matches OF_PERSONS. If its name matches OF_THINGS, it may contain ids of things that
-# belong to one person, such as sessions or specimens.
+# Patterns to search for in the names of columns with repeated cells. A name that matches OF_PERSONS
+# may mean ids of persons. A name that matches OF_THINGS may mean ids of things that belong to one
+# person, such as sessions or specimens.
 OF_PERSONS = re.compile(
     r"patient|pa[cz]i?ente?|subj|person|particip|proband|donor|volunteer|individual|client|user"
     r"|signer|speaker|writer|worker|owner|animal|identity|mrn|(^|_)(pat|sub|uid|hn)(_|$)"
@@ -41,8 +41,8 @@ MOMENT = re.compile(
 )
 # Matches dates, times, numbers with decimals, and ages as in DICOM (045Y)
 MEASURED = re.compile(rf"{MOMENT.pattern}|[-+]?\d*[.,]\d+(e[-+]?\d+)?|\d{{3}}[DWMY]", re.IGNORECASE)
-# Matches cells that may be ids under any name: with a letter, a leading 0 or, as in 943 476 5919,
-# at least nine digits in three groups
+# Matches cells that may be ids, whatever the column's name is: cells with a letter, a leading 0 or,
+# as in 943 476 5919, at least nine digits in three or more groups
 ID_FORM = re.compile(r"[^\W\d_]|^0\d|^(?=(\D?\d){9})\d+([-. /])\d+(\2\d+)+$")
 # Cells that may stand for an uncertain or missing label, in lower case
 UNCERTAIN = ("", "-1", "-1.0", "0.5", "u", "?", "nan", "na", "n/a", "none", "null", "unknown")
@@ -128,7 +128,7 @@ def are_id_numbers(cells: Sequence[str]) -> bool:
     must repeat, and none may have more than MOST_EACH pictures.
     """
     numbers = [cell for cell in cells if re.fullmatch(r"\d{1,40}", cell)]
-    if len(numbers) <= 0.9 * len(cells):  # also if there are none
+    if len(numbers) <= 0.9 * len(cells):  # also true if there are no cells
         return False
     column = Column(values=numbers, pattern="", kind="number")
     digits = [*map(len, column.counts)]

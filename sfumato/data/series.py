@@ -59,7 +59,10 @@ class Header:
 
     @property
     def series(self) -> tuple[str, str, str] | None:
-        """Return what all files of one series share; None for a file that belongs to no series."""
+        """Return the folder, the PatientID and the SeriesInstanceUID, which identify the series.
+
+        Returns None if the file does not state a SeriesInstanceUID.
+        """
         if not self.uid:
             return None
         return str(self.path.parent), self.patient, self.uid
@@ -143,9 +146,9 @@ def with_own_ids(
 ) -> list[str | None]:
     """Give each series without an id an id of its own and, if `sliced`, also each volume.
 
-    All its slices then belong to one person. The id is the SeriesInstanceUID or, if the file has
-    none or all files have the same one (see `check_series`), its path below `root`. Other pictures
-    without an id keep None.
+    All slices of a series or volume then belong to one person. The id is the SeriesInstanceUID or,
+    if the file has none or all files have the same one (see `check_series`), the file's path below
+    `root`. Other pictures without an id keep None.
     """
     headers = [named_header(file) for file in files]
     uids = [getattr(header, "uid", "") for header in headers]
@@ -209,7 +212,8 @@ def dicom_header(file: PictureFile) -> Header | None:
 def named_header(file: PictureFile) -> Header | None:
     """Do the same as `dicom_header`, but do not open a file with the suffix of another format.
 
-    Files may be listed long before they are read, also on slow disks.
+    This function is called for each file of a set, often long before the pictures are read. On a
+    slow disk, opening every file would take a long time.
     """
     if isinstance(file, Path) and file.suffix.lower() in registered_extensions():
         return None

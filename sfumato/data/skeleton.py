@@ -84,10 +84,10 @@ by another such word that the folder does not contain, such as subject.
 
 All dates are moved back by the same secret number of days, between one and ten years. A date has a
 day, a month and a year. Its month may be a name in English or German. A year of two digits is
-recognised in dates such as 27.8.96, 8/27/96, 27-08-96 and 27-Aug-96. In all other dates, words and
-numbers are replaced like other words and numbers. A year without a month and a day is moved back by
-about the same time if the folder contains no other numbers of four digits. Otherwise, it is
-replaced like other numbers.
+recognised in dates such as 27.8.96, 8/27/96, 27-08-96 and 27-Aug-96. If a date is written in any
+other way, its words and numbers are replaced like other words and numbers. A year without a month
+and a day is moved back by about the same time if the folder contains no other numbers of four
+digits. Otherwise, it is replaced like other numbers.
 
 Pictures have random pixels and the size of the original.
 {kept}
@@ -162,7 +162,7 @@ class Disguise:
             return token
         other = self.letters(token)
         while stays(other):
-            if not token.isascii():  # the replacements could be a cycle of kept words
+            if not token.isascii():  # otherwise, the loop could repeat a cycle of kept words
                 other += "x"
             other = self.letters(other)
         return other

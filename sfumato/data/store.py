@@ -160,9 +160,9 @@ def write_latents(
 ) -> None:
     """Encode all sensitive images, and store the latents under `key`, unless they exist already.
 
-    All other latents of this dataset are removed. This is local work, so the caller must journal it
-    first, with `open_local`. progress: called with (1, 100) to (100, 100), which are percentages,
-    because the number of images is private.
+    All other latents of this dataset are removed. Encoding is local work, so the caller must
+    journal it first, with `open_local`. progress: called with (1, 100) to (100, 100), which are
+    percentages, because the number of images is private.
     Guarantee: latent i depends only on image i, given that `encode` works row by row.
     """
     images = load_prepared(state, card, SENSITIVE)

@@ -120,7 +120,8 @@ def read_table(table: Path, columns: Sequence[str]) -> Rows:
     columns = [*map(composed, columns)]
     for name in columns:
         if name not in heads and not {*columns}.isdisjoint(heads):
-            # The first line contains names of columns, and no person's cells
+            # The message may contain the first line. This line names another of `columns`, so it is
+            # not the row of a person
             raise DataError(
                 f"{table} has no column {name}, but has the columns {', '.join(heads)}: use one of "
                 "these, or add the column"
@@ -165,8 +166,8 @@ def rows_by_file(
     others: files that need no row. A row can name such a file only by its path.
 
     Raises the errors of `read_table`. Raises DataError if one of `files` has no row, and if a row
-    names an unknown file, a file for the second time, or a link that leads out of `root` or to no
-    file.
+    names an unknown file, several files, a file for the second time, or a link that leads out of
+    `root` or to no file.
     """
     counted = Counter(name for file in files for name in names_of(file))
     known = {
@@ -186,8 +187,9 @@ def rows_by_file(
             continue
         if (file := known.get(plain_path(name))) is None:
             raise DataError(
-                f"{table}, row {number}, names a file that is not below {root}: remove the row, or "
-                "correct its path relative to this folder, such as class/picture.png"
+                f"{table}, row {number}, names a file that is not below {root}, or a name that "
+                "several files have: remove the row, or write the file's path relative to this "
+                "folder, such as class/picture.png"
             )
         if file in found:
             raise DataError(

@@ -37,7 +37,7 @@ AXIAL = "axial"
 PERCENTILES = (1, 99)
 FARTHEST_OFFSET = 2**24  # maximum number of bytes before the values
 LARGEST_VALUE = 8  # maximum number of bytes per value
-MAGIC = (b"n+1", b"n+2")  # how the magic number starts if the file has header and values
+MAGIC = (b"n+1", b"n+2")  # how the magic number starts if one file has header and values
 only_reader = threading.Lock()
 # The volume that was read last. It is kept, because its slices are requested one after the other
 last_read: dict[object, Values | DataError] = {}

@@ -60,8 +60,8 @@ class Denoiser(nn.Module):
     # Whether the network meets the conditions of `sfumato.dpsgd.per_image`: no image affects
     # another in the forward pass, and trained weights are used only by functions in its RULES.
     supports_ghost_layers: bool = False
-    # Whether per-image gradients of convolutions are computed by matrix products.
-    # The faster way is chosen on each machine.
+    # Whether per-image gradients of convolutions are computed by matrix products, instead of a
+    # grouped convolution. `sfumato.dpsgd.microbatch` sets this on a GPU.
     use_products: bool = False
     # Digest of everything that determines the latents: encoder weights and image size.
     # None if the network works on pixels.

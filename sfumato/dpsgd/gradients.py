@@ -213,8 +213,8 @@ def clipped_gradient_sum(
     total = torch.zeros(number_of_weights(parameters), dtype=torch.float64, device=images.device)
     for start in range(0, len(images), microbatch.size):
         # Fill up the last microbatch with copies of its last image, and drop their gradients.
-        # So all microbatches have one size: matrix kernels round differently for other sizes.
-        # An image's gradient must not depend on the number of other images.
+        # Then all microbatches have one size. Matrix kernels round differently for other sizes, but
+        # an image's gradient must not depend on the number of other images.
         index = torch.arange(start, start + microbatch.size, device=images.device).clamp(
             max=len(images) - 1
         )

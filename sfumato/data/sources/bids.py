@@ -34,9 +34,10 @@ def is_bids(path: Path) -> bool:
 
 
 def folders_named(path: Path, prefix: str) -> list[Path]:
-    """Return the folders in `path` with a prefix of BIDS.
+    """Return the folders in `path` with names that begin with `prefix`, such as "sub-".
 
-    Raises DataError if the prefix is written in capitals, because such a folder would be skipped.
+    Raises DataError if a name has the prefix with capitals, as in "Sub-01", because this folder
+    would be skipped otherwise.
     """
     found = [folder for folder in folders_in(path) if folder.name.lower().startswith(prefix)]
     for folder in found:

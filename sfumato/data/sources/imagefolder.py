@@ -220,10 +220,10 @@ def list_part(
         if wrong := misplaced(folder, root) or unknown_class(folder, root, classes, groups):
             yield wrong
             continue
-        # A folder without pictures is still a class. If it were refused, the error would reveal
-        # that its last picture was removed.
         if block is not None and block.folder != str(folder):
             continue
+        # A folder without pictures is still a class. If it were refused, the error would reveal
+        # that its last picture was removed.
         entries = visible_names(folder)
         if block is not None:
             entries = entries[block.first : block.stop]

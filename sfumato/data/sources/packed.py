@@ -66,8 +66,8 @@ DAMAGED = (
     lzma.LZMAError,
     zlib.error,
 )
-# Folder for the pictures of a table. The name is one that `is_filing` recognises, so that the
-# folders of the pictures do not count as classes
+# Folder for the pictures of a table. `is_filing` recognises this name, so the folder does not count
+# as a class
 PICTURE_FOLDER = "images"
 UNPACKED = "unpacked"  # folder in the state directory for unpacked archives
 # Private folders with unpacked archives, and private copies of files from URLs. A key consists of
@@ -79,7 +79,7 @@ HELD: dict[tuple[int, Path], ExitStack] = {}
 
 
 def unpacked(path: Path, allowance: Allowance | None = None, depth: int = 0) -> Path:
-    """Unpack a zip, a tar file, or Parquet.
+    """Unpack a zip, a tar file or Parquet files.
 
     Returns the folder with the content, or the only file in it. Any other path is returned
     unchanged. A tar file of labelled samples (WebDataset) is read in place, so it is returned
@@ -135,7 +135,7 @@ def tables_at(path: Path) -> list[Path]:
 
 
 def parquet_in(folder: Path) -> list[Path]:
-    """Return the Parquet files of a folder and of its subfolder `data`, where hubs store them."""
+    """Return the Parquet files of a folder and of its folder `data`, which Hugging Face uses."""
     return sorted([*files_in(folder, "*.parquet"), *files_in(folder / "data", "*.parquet")])
 
 
@@ -385,8 +385,9 @@ def unpack_tables(tables: Sequence[Path], folder: Path, allowance: Allowance) ->
 
 
 def unpack_table(file: Path, place: Path, allowance: Allowance) -> Iterator[dict[str, object]]:
-    """Write the pictures of a Parquet table into the folder `place`, under their own paths if they
-    have paths that can be used.
+    """Write the pictures of a Parquet table into the folder `place`.
+
+    The table may state a path for each picture. This path is used if possible.
 
     Yields one dict per row: the cells of the columns without pictures, and the path of the
     picture's file below `place`, with the key FILE.
@@ -412,7 +413,6 @@ def unpack_table(file: Path, place: Path, allowance: Allowance) -> Iterator[dict
             )
         )
         schema = table.schema_arrow
-        # Hugging Face's `datasets` writes the names of classes into the metadata
         binary = [field for field in schema if holds_bytes(field.type)]
         if not binary:
             raise DataError(
@@ -425,6 +425,7 @@ def unpack_table(file: Path, place: Path, allowance: Allowance) -> Iterator[dict
             if types.is_struct(field.type) or contains_pictures(table, field.name, file, place)
         ] or [field.name for field in binary]
         column = pictures[0]  # other columns of pictures, such as masks, are left out
+        # Hugging Face's `datasets` writes the names of classes into the metadata
         about = parse_json(
             (schema.metadata or {}).get(b"huggingface", b'{"info": {"features": {}}}').decode()
         )

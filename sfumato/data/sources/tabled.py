@@ -63,7 +63,7 @@ def list_metadata(request: Request, label: str) -> Listing:
 def column_of(
     path: Path, column: str, files: Iterable[PictureFile], volume: Volume | None = None
 ) -> list[str]:
-    """Return the cell in the column for each of `files`; "" for a file without a row.
+    """Return each file's cell in `column`; "" for a file without a row.
 
     Raises the errors of `table_cells`.
     """
