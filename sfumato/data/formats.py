@@ -27,7 +27,7 @@ GET = "run `datalad get .` or `git annex get .` in its repository, and then `git
 class Format:
     """A file format.
 
-    name: completes "the file is …"; way: instruction that makes the file usable.
+    name: completes "the file is …"; way: how to make the file usable.
     """
 
     name: str

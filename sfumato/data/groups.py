@@ -75,8 +75,8 @@ def ids_of_files(
     files: pictures below `root`, in the order of the ids to return;
     given: cells of the column of ids, in the order of `files`, if the rule names a column.
 
-    Raises DataError if a table cannot be read or does not match the files, and the errors of
-    `ids_of_persons` and `checked_ids`.
+    Raises DataError if a table cannot be read or does not match the files. Also raises the errors
+    of `ids_of_persons` and `checked_ids`.
     """
     ids: Sequence[str | None]
     if groups.folder == OUTER:
@@ -232,7 +232,7 @@ def checked_ids(ids: Sequence[str | None], groups: Groups) -> Ids:
 
 
 def is_unclear(form: str, forms: Collection[str], in_names: bool) -> bool:
-    """Return whether an id looks like one that often stands for an unknown person or for several.
+    """Return whether an id often means an unknown person or several persons.
 
     form: the id, converted by `plain_id`; forms: all ids of the set, converted in the same way;
     in_names: whether the ids are parts of file names.

@@ -86,7 +86,7 @@ class ImageSet:
         return images.permute(0, 3, 1, 2).contiguous().float().div_(255), labels
 
     def some(self, most: int, seed: int) -> Tensor:
-        """Choose at most `most` images at random, by `seed`.
+        """Choose at most `most` images at random. The choice depends on `seed`.
 
         Returns (n, C, H, W) uint8, in the order of the set.
         """
@@ -96,7 +96,10 @@ class ImageSet:
         return torch.from_numpy(self.images[rows]).permute(0, 3, 1, 2).contiguous()
 
     def take(self, indices: np.ndarray) -> ImageSet:
-        """Copy the images at `indices`, or where a mask is True, with everything about them."""
+        """Copy some images, with their labels, groups and values of `compared`.
+
+        indices: (n,) integers, or a mask, (N,) bool.
+        """
         arrays = {k: v[indices] for k, v in vars(self).items() if isinstance(v, np.ndarray)}
         return replace(self, **arrays)
 

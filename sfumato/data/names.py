@@ -4,8 +4,9 @@ Each name is split into columns: its words and numbers or, if letters and digits
 chunks between separators. Columns are taken from the left, until they make the names in a folder
 unique. The last column taken is treated as a counter of images. A person's id is usually in a
 column before the counter, and repeats there. Other columns are considered only if their values have
-the form of ids, or if no column before the counter repeats. Among the columns considered, one that
-follows a word such as patient is proposed, or otherwise usually the leftmost one.
+the form of ids, or if no column before the counter repeats. Among the columns considered, the
+proposal is a column that follows a word such as patient. If there is none, it is usually the
+leftmost column.
 """
 
 import math

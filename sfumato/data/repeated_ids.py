@@ -82,11 +82,11 @@ def rate_ids(name: str, cells: Sequence[str]) -> int:
     Returns 2 if the column can be proposed: its name means persons, or its cells look like ids or
     names of persons. Returns 1 if only the owner can decide, otherwise 0.
 
-    Dates, years and sizes repeat too. So only cells that match ID_FORM are considered, unless the
-    column's name means persons, or things such as sessions (OF_THINGS), or the cells are numbers
-    with the form of ids. Dates are considered only if the name means persons. If values have many
-    pictures each, they must look like ids even if the column's name means persons, because they may
-    be ages.
+    Dates, years and sizes repeat too. So only cells that match ID_FORM are considered, with three
+    exceptions: the column's name means persons, the name means things such as sessions (OF_THINGS),
+    or the cells are numbers with the form of ids. Dates are considered only if the name means
+    persons. If values have many pictures each, they must look like ids even if the column's name
+    means persons, because they may be ages.
     """
     named = TELLING.fullmatch(meaning(name))
     person = named or OF_PERSONS.search(snake_case(name))
@@ -143,8 +143,10 @@ def are_id_numbers(cells: Sequence[str]) -> bool:
 
 
 def look_like_ids(name: str, cells: Sequence[str]) -> bool:
-    """Return whether a column contains at least FEWEST_THINGS ids, not ages, dates or other facts
-    about a person: its whole name means persons, or the cells have the form of ids.
+    """Return whether a column contains ids, not ages, dates or other facts about a person.
+
+    There must be at least FEWEST_THINGS different cells. In addition, the whole name of the column
+    must mean persons, or the cells must have the form of ids.
     """
     ids = {*cells}
     if len(ids) < FEWEST_THINGS:

@@ -84,7 +84,7 @@ def load_prepared(state: Path, card: Card, part: str) -> ImageSet:
 def load_public(directory: Path, shape: tuple[int, int, int]) -> ImageSet:
     """Load the prepared public set, memory-mapped.
 
-    The hashes of the files are not verified; `read_artifact` does that.
+    This function does not verify the hashes of the files. Use `read_artifact` for that.
 
     Raises DataError if the set is missing, has no images, or has a different shape (C, H, W).
     """

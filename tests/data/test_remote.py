@@ -165,7 +165,7 @@ def test_refused_credentials_are_one_sentence_without_them(local, tmp_path, monk
 
     monkeypatch.setattr(s3fs.S3FileSystem, "info", refused)
     with pytest.raises(
-        ConfigError, match=r"may not be read with these credentials \(PermissionError\): cor"
+        ConfigError, match=r"cannot be accessed with these credentials \(PermissionError\): cor"
     ) as error:
         prepared(by_url(local, URL), tmp_path / "state")
     assert "hidden" not in str(error.value) and "anyone" not in str(error.value)

@@ -111,8 +111,8 @@ def list_pictures(request: Request) -> Listing:
     ):
         raise ConfigError(
             f"{request.path} is laid out as BIDS, so each subject is a person: set "
-            f"data.label_column to a column of {PARTICIPANTS}, data.volume, such as {{axis: "
-            f"axial}}, and data.groups: {{column: {PARTICIPANT}}}"
+            f"data.label_column to a column of {PARTICIPANTS}, set data.volume, for example to "
+            f"{{axis: axial}}, and set data.groups: {{column: {PARTICIPANT}}}"
         )
     if request.label_column is not None:
         return list_metadata(request, request.label_column)
@@ -388,7 +388,7 @@ def problems_of(files: Sequence[Place], request: Request) -> list[DataError]:
 
 
 def refusal(problems: Sequence[DataError]) -> DataError:
-    """Return one error that lists the problems. Beyond 200 lines, they are only counted.
+    """Return one error that lists the problems. After 200 lines, the others are only counted.
 
     If there are no problems, the error states that pictures changed while they were read.
     """

@@ -462,10 +462,10 @@ def unpack_table(file: Path, place: Path, allowance: Allowance) -> Iterator[dict
 
 
 def path_below(path: str) -> str:
-    """Convert any path, also of Windows, to a relative path without hidden folders and "..".
+    """Convert a path of any operating system to a relative path.
 
-    The folders are kept, because a folder may belong to one person. Raises ValueError for too many
-    folders.
+    Each ".." and the dots at the start of names are removed. The folders are kept, because a folder
+    may belong to one person. Raises ValueError for too many folders.
     """
     whole = PureWindowsPath(path)  # a separator is / or \
     parts = [*filter(None, (part.lstrip(".") for part in whole.relative_to(whole.anchor).parts))]

@@ -145,7 +145,7 @@ def reaching(url: str) -> Iterator[None]:
         if isinstance(error, PermissionError) or kind == "NoCredentialsError":
             raise public(
                 ConfigError(
-                    f"{url} may not be read with these credentials ({kind}): correct them in "
+                    f"{url} cannot be accessed with these credentials ({kind}): correct them in "
                     "the environment (for s3://, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY) or "
                     "in the credentials file of the library that reads such URLs"
                 )

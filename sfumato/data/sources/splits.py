@@ -22,7 +22,7 @@ PARTS = {
 }
 
 
-# Files and folders that systems, disks and network storage create beside pictures, in lower case
+# Files and folders that operating systems and storage devices create beside pictures, in lower case
 OF_SYSTEMS = {
     "thumbs.db",
     "ehthumbs.db",

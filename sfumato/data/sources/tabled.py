@@ -43,7 +43,7 @@ def list_metadata(request: Request, label: str) -> Listing:
     The table has the column that `label` names, and perhaps a column of persons' ids. Another
     column names the pictures (see `heads_of`) or, in a BIDS folder, the participants. Each part of
     the folder (see `split_of`) may have its own table. Raises DataError if the path is not a
-    folder, and the errors of `table_cells` and `numbered`.
+    folder. Also raises the errors of `table_cells` and `numbered`.
     """
     path = request.required_path()
     if not path.is_dir():
@@ -76,7 +76,7 @@ def table_cells(
 ) -> dict[Path, list[str]]:
     """Map each picture of a folder to its cells in `columns`, from the tables of the folder.
 
-    Raises DataError if a table is missing, and the errors of `table_in`, `heads_of` and
+    Raises DataError if a table is missing. Also raises the errors of `table_in`, `heads_of` and
     `rows_by_file`. For a BIDS folder, raises the errors of `participants_of` and `rows_of_volumes`.
     """
     if is_bids(path):
