@@ -89,8 +89,8 @@ def first_population(
 ) -> Population:
     """Create one new candidate for each of `labels`, (N,) int64.
 
-    Within a class, the numbers of candidates of any two kinds differ by at most one, because only
-    the votes will show which kind fits the class.
+    Within a class, all kinds get the same number of candidates, up to a difference of one, because
+    only the votes will show which kind fits the class.
     """
     kinds = torch.empty_like(labels)
     for label in labels.unique():
@@ -195,8 +195,8 @@ def distance_features(
 ) -> ProjectedFeatures:
     """Build the feature map in which distances between images are measured.
 
-    Its centre and directions are fitted to images of candidates that are drawn only for this
-    purpose. These images are public.
+    Its centre and directions are fitted to images of candidates drawn only for this purpose. These
+    images are public.
     """
     embedding = ProjectedFeatures(settings.feature, shape, settings.dimension)
     kinds = torch.arange(settings.population) % generator.kinds

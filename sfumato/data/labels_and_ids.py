@@ -239,7 +239,7 @@ def unclear_label(table: Path, heads: Sequence[str], proposed: str | None = None
 
 
 def count_different(path: Path, column: str) -> int:
-    """Count the pictures that are not in a folder named after their label in the table."""
+    """Count the pictures without a parent folder named after their label in the table."""
     count = 0
     for table in tables_read(path):
         read = columns_in(table)

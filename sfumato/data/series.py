@@ -253,7 +253,8 @@ def frames_of(header: Header) -> list[Path] | list[Slice]:
     """List the frames of a DICOM file.
 
     Returns the path of the file itself if it has a single frame, or if the header states too many
-    frames: more than LONGEST_SIDE, or more than fit into the file.
+    frames: more than LONGEST_SIDE, or more than fit into the file. In the second case, decoding the
+    file later raises an error.
     """
     path = header.path
     most = min(LONGEST_SIDE, path.stat().st_size // SMALLEST_FRAME)

@@ -204,7 +204,8 @@ class UNet(Denoiser):
         self.norm_out = GroupNorm(current)
         self.conv_out = nn.Conv2d(current, folded, 3, padding=1)
         zero(self.conv_out)
-        if extra_classes:  # created last, so that the initial values of other weights do not change
+        # Created last, so that other weights get the same initial values as without extra classes
+        if extra_classes:
             self.label = label_table(
                 [self.label.weight, 0.5 * torch.randn(extra_classes, embedding)]
             )

@@ -10,8 +10,8 @@ from sfumato.data.tables import table_in
 
 TRAIN = "train"
 TEST = "test"
-# Names of validation parts. They are added to the training part, because this program needs no
-# validation part
+# Names of validation parts. These parts are added to the training part, because this program needs
+# no validation part
 VALIDATION = ("val", "valid", "validation", "dev")
 PARTS = {
     TRAIN: TRAIN,
