@@ -4,7 +4,7 @@
 
 A point stands for all rows with the same recipe, ε and set. Its accuracy is their mean. Its time is
 from the fastest row, and is for a complete run on two processor cores. All published results are
-drawn at the training time of FETA-Pro.
+drawn at the training time of FETA-Pro, added up over its four GPUs.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ VARIANTS = {
     "synthesize.count=120000": ", 120 000 images",
     "synthesize.count=80000": ", 80 000 images",
 }
-# FETA-Pro took 11.7 hours on four GPUs. The other papers state no time, so their points are drawn
-# at the time of FETA-Pro
+# FETA-Pro took 11.7 hours on each of four GPUs; this is the sum. The other papers state no time, so
+# their points are drawn at the same time
 GPU_MINUTES = 4 * 11.7 * 60
 # the colours of tab20 without its two greys
 COLOURS = [plt.get_cmap("tab20")(index) for index in range(20) if index not in (14, 15)]
@@ -60,7 +60,7 @@ def rows() -> pd.DataFrame:
     )
     for changed, name in VARIANTS.items():
         found.loc[found.change.fillna("").str.contains(changed, regex=False), "recipe"] += name
-    # Rows measured before the recipe `full` had a teacher
+    # Rows measured before the recipe `full` had a teacher: today's recipe gives other numbers
     older = found.recipe.eq("full") & found.profile.eq("digits") & found["version"].isna()
     found = found[found.epsilon.isin([1, 10]) & ~older]
     means = {"accuracy": ("accuracy", "mean"), "minutes": ("minutes", "min")}

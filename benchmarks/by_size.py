@@ -5,9 +5,10 @@
 
 NAME: name of the set in the rows. FOLDER: public images in class folders, used as the sensitive
 ones. --units: how many units to use, chosen at random. A unit is a person with --groups, otherwise
-an image. Each project has the settings that `stage init` proposes, and its own hold-out, which its
-key selects. A row contains three balanced accuracies in %, measured on this hold-out at the
-project's image size:
+an image. Each combination of size, number of units and ε is run as one project, with the settings
+that `stage init` proposes and with its own hold-out, which the project's key selects. A row
+contains a project's balanced accuracies in %, measured on this hold-out at the project's image
+size:
 
 - `release`: the best classifier trained on the release;
 - `teacher`: the teacher;

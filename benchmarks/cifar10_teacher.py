@@ -9,10 +9,10 @@ The first command measures the number for a leaderboard: it trains on 50 000 ima
 official test split once for each ε. With --folder, a fifth of the images, chosen by a key, is held
 out.
 The public images are textures that a program draws, and the filters of the feature map are patches
-of textures. The directions of the map are fitted to the images of a generator. The same ε also pays
-for the generator. The recipe is `teacher-gaussian`. It is run only up to the teacher, so that no
-synthetic set is made. Settings were fixed before the first run. Rows are appended to a CSV file. A
-combination of split, ε and seed that the file contains is not run again.
+of textures. The directions of the map are fitted to the images of a generator. The cost of the
+generator is part of ε. The recipe is `teacher-gaussian`. It is run only up to the teacher, so that
+no synthetic set is made. Settings were fixed before the first run. Rows are appended to a CSV file.
+A combination of split, ε and seed that the file contains is not run again.
 """
 
 from __future__ import annotations

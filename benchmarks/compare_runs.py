@@ -75,7 +75,8 @@ def compare(runs: Sequence[Path], dvc: bool, classifier: str | None, out: Path) 
             "nothing to compare: name folders with metrics.json and ledger.json, or give --dvc"
         )
     check_local("--out", out / "comparison.csv")
-    # Called before numbers from real images are read. Until the program ends, `stage forget` fails
+    # From here until the program ends, `stage forget` fails, because it would delete numbers from
+    # real images while this program reads and copies them
     use_until_the_end(state_dir())
     rows = [read_run(folder) for folder in runs]
     if dvc:
@@ -176,8 +177,8 @@ def rows_of_experiments(shown: object, state: Path) -> tuple[list[dict], list[st
             kept = find_evaluation(state, release, ledger)
             if kept is None:
                 left_out.append(
-                    f"{name}: its release has no local numbers: run `stage evaluate` in that "
-                    "experiment to write them"
+                    f"{name}: its release has no local numbers. To write them, run `stage "
+                    "evaluate` in that experiment"
                 )
             # DVC's output omits the lists in the ledger, so the stored ledger is used.
             rows[release, ledger] = kept and row_of(name, kept["ledger"], kept)
@@ -242,10 +243,10 @@ def with_differences(rows: Sequence[dict]) -> tuple[pd.DataFrame, list[str]]:
     """Return a table of the runs, sorted by recipe and ε, and a warning per kind of difference.
 
     Accuracies are in [0, 1], or NaN if a run was not evaluated by the classifier. For each run, the
-    column "differs" names what makes it hard to compare. It names a column, one of IDENTITY_COLUMNS
-    or "delta", if the run's value is missing or is not the most common value. Among equally common
-    values, the first counts. A column without any value is never named. "differs" also names
-    "ledger", if the ledger is invalid.
+    column "differs" lists the reasons not to compare the run with others. A reason is the name of a
+    column (one of IDENTITY_COLUMNS, or "delta") in which the run's value is missing or is not the
+    most common value. Among equally common values, the first counts as the most common. A column
+    without any value is never a reason. If the run's ledger is invalid, "ledger" is a reason too.
     """
     runs = pd.DataFrame(rows)
     warnings = [

@@ -85,7 +85,7 @@ def complexity(images: np.ndarray) -> dict[str, float]:
 def complexity_by_step(
     release: ImageSet, real: ImageSet, central: Artifact, auxiliary: Artifact
 ) -> dict[str, dict[str, float]]:
-    """Measure the images of central and auxiliary (if enabled), of the release, and real images."""
+    """Measure released and real images, and the images of `central` and `auxiliary` if enabled."""
     images = {}
     if central.enabled:
         means = np.load(central.path / "mean.npy")

@@ -9,8 +9,8 @@ in the project or its state directory: open a file for writing, write, flush, re
 a folder, change a mode (`tests/file_faults.py`). Each kill leaves up to three states of the files:
 
 - as they are;
-- as after a power cut, if names reached the disk before contents;
-- as after a power cut, if only flushed contents reached the disk.
+- as after a power cut, if all names but only flushed contents reached the disk;
+- as after a power cut, if only flushed names and flushed contents reached the disk.
 
 In each state, the command is run again. It must succeed, or refuse because the release is already
 kept. No charge may be made twice, and forgotten files must be gone. A power cut after the end of
@@ -299,7 +299,7 @@ def strike(
     """Kill the command at event `number`, and try each state of the files after it.
 
     Yields the name of each tried state, and a description of what was wrong ("" if nothing was).
-    before: shape of each state at the previous event. This function updates it.
+    before: what `shape_of` returned for each state at the previous event. This function updates it.
     """
     at_end = number > len(events)
     start(project, kept, case, number)
@@ -308,7 +308,8 @@ def strike(
         found = Path(f"{project.folder}{end}")
         if not found.exists():
             continue
-        shape = shape_of(found), flushes * (state == "lost")  # a flush changes contents, not sizes
+        # a flush may change only contents, so a state after another flush is tried again
+        shape = shape_of(found), flushes * (state == "lost")
         same = shape == before.get(state)
         before[state] = shape
         if same and not at_end:

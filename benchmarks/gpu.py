@@ -7,7 +7,8 @@ The parts are:
 
 - `gradients`: compares each image's gradient with a float64 loop, and checks that the
   gradient does not depend on the image's place in a chunk or on the other images;
-- `busy`: measures how busy the device is (torch.profiler), and whether a step waits for it;
+- `busy`: checks that memory suffices and that no step waits for the GPU, and measures how busy
+  the GPU is (torch.profiler);
 - `noise`: measures the cost of the noise in a full step;
 - `others`: runs the sampler, the warm-up, the generator, votes and classifiers;
 - `killed`: kills a run of twenty steps on digits, and resumes it under the same charge.
@@ -262,7 +263,7 @@ def chunk_of(setting: Setting, draws: int, model: UNet) -> int:
 
 
 def busy(found: Found) -> None:
-    """Check that memory suffices and that no step waits for the GPU. Measure how busy it is."""
+    """Check that memory suffices and no step waits for the GPU. Measure how busy the GPU is."""
     setting = TINY if found.small else PAPER
     for draws in (8, 32):
         model = setting.network(found.device)

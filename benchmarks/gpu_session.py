@@ -475,7 +475,7 @@ def run(found: Session, names: list[str]) -> None:
             part(found)
             found.write(ended=name)
         except OutOfTime:
-            found.skip(name, "stopped when the seconds were over; its earlier rows are kept")
+            found.skip(name, "stopped at the time limit; the rows that it had written are kept")
         except ImportError as error:
             found.skip(name, error)
         except Exception as error:

@@ -1,4 +1,4 @@
-"""Disturb a project by kills and other faults; check that it costs no more than a run without them.
+"""Disturb a project by kills and other faults; check that they do not make it spend more.
 
     python benchmarks/kills.py --kills 100 --seed 0
 
@@ -55,8 +55,8 @@ IN_A_ROW = 4  # After at most this many runs with a fault, there is one run with
 AMID = 1.5  # Every other fault occurs within this many seconds of the run's first journal entry
 GONE = 5  # Seconds within which DVC and its stage must end
 ENTRIES = (
-    "faults when the journal gets an entry. none: no faults; turn: one fault per entry, with the "
-    "kinds in turn; every: one fault of every kind per entry"
+    "faults to inject when the journal gets an entry. none: no faults; turn: one fault per entry, "
+    "of each kind in turn; every: one fault of every kind per entry"
 )
 CURES = ("rm .dvc/tmp/rwlock", "cp .dvc/tmp/whole.lock dvc.lock")
 UNITS = {"image": ["--one-image-each"], "group": ["--groups", r"^(p\d+)_"]}
@@ -243,7 +243,7 @@ def moments_of(project: Project, kept: Path, run: Run) -> list[str]:
 def strike_at(project: Project, kept: Path, run: Run, kind: str, number: int) -> tuple[int, int]:
     """Restore the project from `kept`, run it with a fault at moment `number`, and run it again.
 
-    Raises AssertionError if the second run fails. Returns (1, 0): one fault, no cures.
+    Raises AssertionError if the second run fails. Returns (1, 0): one fault, no repairs.
     """
     project.restore(kept)
     failed, said = run(project, **fault(project.folder, project.state, kind, number))
@@ -269,13 +269,13 @@ def kinds_at(number: int, *, every: bool = False) -> tuple[str, ...]:
 def strike_after(project: Project, kind: str, seconds: float, *, amid: bool) -> tuple[bool, int]:
     """Run `dvc repro`, with a fault of this kind after `seconds`.
 
-    If an earlier fault damaged DVC's files, they are cured, and the run is started again.
+    If an earlier fault damaged DVC's files, they are repaired, and the run is started again.
 
     amid: whether to count the seconds from the run's first journal entry, instead of from its
     start.
 
-    Returns whether the fault stopped the last run, and the number of cures. Raises AssertionError
-    if a run fails before the fault and cannot be cured.
+    Returns whether the fault stopped the last run, and the number of repairs. Raises AssertionError
+    if a run fails before the fault and cannot be repaired.
     """
     for cured in range(len(CURES) + 1):
         process = project.start(*project.repro(), **fault(project.folder, project.state, kind))
@@ -304,7 +304,7 @@ def strike_often(
 
     The first fault, and then every other fault, is timed from the first journal entry of its run.
 
-    Returns how many runs were stopped, and how many cures there were.
+    Returns how many runs were stopped, and how many repairs there were.
     """
     project.restore(fresh)
     hit = cured = 0
@@ -323,8 +323,8 @@ def strike_often(
 def kill_caller(project: Project, pause: float) -> tuple[int, int]:
     """Kill a Python process during `Project.run`, `pause` seconds after a stage began.
 
-    Returns (1, 0): one fault, no cures. Raises AssertionError unless all processes that the killed
-    process started end within GONE seconds.
+    Returns (1, 0): one fault, no repairs. Raises AssertionError unless all processes that the
+    killed process started end within GONE seconds.
     """
     words = [sys.executable, "-c", "import sfumato; sfumato.Project().run(progress=False)"]
     caller = subprocess.Popen(words, cwd=project.home, env=project.environment)
@@ -364,7 +364,7 @@ class Figures:
     def note(
         self, kind: str, where: str, strike: Callable[..., tuple[int, int]], *given: Any
     ) -> int:
-        """Call `strike(*given)`, and count its faults and cures. Returns the number of faults."""
+        """Call `strike(*given)`, and count its faults and repairs. Returns the number of faults."""
         start, wrong = time.monotonic(), ""
         try:
             hit, cured = strike(*given)
@@ -421,7 +421,7 @@ def at_random_times(
 def kill_callers(
     project: Project, fresh: Path, number: int, draws: random.Random, figures: Figures
 ) -> None:
-    """Kill `number` processes that call `Project.run`, and then run without faults."""
+    """Kill `number` processes that call `Project.run`, and then run the project without faults."""
     project.restore(fresh)
     for turn in range(number):
         figures.note("caller", f"{turn}", kill_caller, project, draws.uniform(0, 3))

@@ -480,7 +480,7 @@ def try_one(whole: Path, epsilon: float, chance: random.Random) -> tuple[str, li
     if "Traceback" in text or "Error:" in text.replace("Usage Error:", ""):
         wrong.append("a traceback")
     if code and not text.strip():
-        wrong.append("it failed without a message")
+        wrong.append("the command failed without a message")
     if (
         code == 0
         and not same
@@ -491,7 +491,7 @@ def try_one(whole: Path, epsilon: float, chance: random.Random) -> tuple[str, li
     if left := [str(p.relative_to(here)) for p in here.rglob("*.tmp")]:
         wrong.append(f"left behind: {left[0]}")
     if code and any((here / name).exists() for name in ("other", "other.json", "other.html")):
-        wrong.append("it failed, but left an output")
+        wrong.append("the command failed, but left an output")
     told = (
         f"{target.file} ({name}{', hash updated' if mended else ''}): stage "
         f"{' '.join(target.command)} -> {code}"

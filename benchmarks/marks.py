@@ -1,4 +1,4 @@
-"""Measure which marks survive what recipients do to pictures, and how often marks are false alarms.
+"""Measure which marks survive what recipients do to pictures, and count false alarms.
 
     OMP_NUM_THREADS=1 python benchmarks/marks.py FOLDER [--side 128] [--marked 200]
         [--unmarked 10000]

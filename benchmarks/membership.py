@@ -1,4 +1,4 @@
-"""Membership inference on a release: can an attacker tell which real images were in the set?
+"""Attack a release by membership inference: guess which real images were in the sensitive set.
 
     python benchmarks/membership.py    # in the folder of a project that made a release
 
@@ -54,7 +54,7 @@ def some_of(image_set: ImageSet, count: int) -> ImageSet:
 
 
 def pixels_of(part: ImageSet) -> tuple[np.ndarray, np.ndarray]:
-    """Return (n, d) pixels in [0, 1], and (n,) labels. Several labels of an image become 0."""
+    """Return (n, d) pixels in [0, 1], and (n,) labels: all 0 if images have several labels."""
     return part.images.reshape(len(part), -1).astype(np.float32) / 255, strata(part.labels)
 
 

@@ -80,11 +80,11 @@ def one_run_epsilon(
 
 
 def least_chance(epsilons: np.ndarray, deltas: np.ndarray) -> Callable[[float], float]:
-    """Return a lower bound on an event's probability after one image is added or removed.
+    """Return a function that bounds an event's probability after adding or removing one image.
 
-    The bound is a function of the event's probability before the change. The mechanism must be
-    (ε, δ)-private for each ε ≥ 0 in `epsilons` and its δ in `deltas`. More pairs give a tighter
-    bound.
+    The function takes the event's probability before the change, and returns a lower bound on its
+    probability after the change. The mechanism must be (ε, δ)-private for each ε ≥ 0 in `epsilons`
+    and its δ in `deltas`. More pairs give a tighter bound.
     """
     up, down = np.exp(epsilons), np.exp(-epsilons)
 

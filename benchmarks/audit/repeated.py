@@ -33,9 +33,9 @@ class Verdict:
     planted: whether the subject has a planted bug;
     mu: claimed μ;
     low, high: measured bounds on μ;
-    low_bits: lower bound on μ by another test. A released value is a multiple of the spacing of the
-        public grid. This test uses one value of each release, and only whether it is an odd or an
-        even multiple;
+    low_bits: lower bound on μ by another test. Released values are multiples of the spacing of the
+        public grid. This test uses only whether one value of each release is an odd or an even
+        multiple;
     off_grid: number of releases with a value that is not a multiple of this spacing;
     runs: number of releases with the target, which equals the number without it;
     alarm: whether the audit refutes the claim.
@@ -152,11 +152,12 @@ def audit(
     confidence: float = 0.999,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Verdict:
-    """Measure how well releases with one image, the target, differ from releases without it.
+    """Measure how well an observer can distinguish releases with one image from others.
 
-    There are `runs` releases with the target and as many without it. The test judges a release to
-    contain the target if it lies nearer to the sum with the target than to the sum without it. The
-    observer knows everything but the noise, which is the worst case that the guarantee covers.
+    There are `runs` releases with this image, the target, and as many without it. The test judges a
+    release to contain the target if it lies nearer to the sum with the target than to the sum
+    without it. The observer knows everything but the noise, which is the worst case that the
+    guarantee covers.
     """
     images, labels = made_images()
     seen = subject.encode(stored(images)).half().float() if subject.encode else stored(images)

@@ -126,8 +126,9 @@ def lira(scores: np.ndarray, inside: np.ndarray, pair: int) -> np.ndarray:
     inside: (pairs, 2, N) bool, whether the image is in the release;
     pair: the attacked pair.
 
-    The other pairs are the shadows. For each image, they give a mean score with it and one without
-    it. All images share one variance, because there are few shadows.
+    The other pairs are the shadows. For each image, they give two mean scores: over the releases
+    with the image, and over the releases without it. All images share one variance, because there
+    are few shadows.
     Source: Carlini et al. 2022.
     """
     rest = np.arange(len(scores)) != pair
