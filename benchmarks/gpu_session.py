@@ -305,7 +305,7 @@ def compiled(found: Session) -> None:
     for autocast in (True, False):
         what = f"{name}, {'bfloat16' if autocast else 'float32'}, plain, NHWC"
         step = partial(plain, setting, autocast, "cuda", batch, channels_last=True)
-        fastest = measure(found, f"{what}, beside", step, setting.passes)
+        fastest = measure(found, f"{what}, not compiled", step, setting.passes)
         measure(found, f"{what}, compiled", partial(step, compiled=True), setting.passes, fastest)
 
 

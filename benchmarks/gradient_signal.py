@@ -9,8 +9,8 @@ only.
 
 Lengths are L2 norms in the space of all P weights. Signal is the length of the mean clipped
 gradient; its square is estimated without bias by the dot product of the means of two halves of the
-images. Noise is σ·C·√P / batch, which `stage plan --dry-run` shows in units of C. Chance, the
-sampling error, is the standard deviation of the mean clipped gradient of one drawn batch.
+images. Noise is σ·C·√P / batch, which `stage plan --dry-run` shows in units of C. The
+sampling error is the standard deviation of the mean clipped gradient of one drawn batch.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def main() -> None:
         f"norms: {quantiles}\n"
     )
     print(
-        "| C | clipped | signal | noise | signal / noise | chance / signal "
+        "| C | clipped | signal | noise | signal / noise | sampling error / signal "
         "|\n|---|---|---|---|---|---|"
     )
     for clip, (first, second) in zip(clips, halves, strict=True):

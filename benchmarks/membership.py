@@ -102,7 +102,9 @@ def membership(release: ImageSet, sensitive: ImageSet, holdout: ImageSet) -> lis
         for label in np.intersect1d(own, labels):
             found[own == label] = -nearest_rows(pixels[own == label], known[labels == label])[1]
         near.append(found)
-    kind = "distance to the nearest" + (" of its class" if release.labels.ndim == 1 else "")
+    kind = "distance to the nearest released image" + (
+        " of the same class" if release.labels.ndim == 1 else ""
+    )
     attacks = [score(kind, near[0], near[1], persons)]
     if len(np.unique(labels)) > 1:
         model = LogisticRegression(max_iter=200).fit(known, labels)
@@ -118,7 +120,9 @@ def membership(release: ImageSet, sensitive: ImageSet, holdout: ImageSet) -> lis
                     ]
                 )
             )
-        attacks.append(score("a classifier's confidence in its label", sure[0], sure[1], persons))
+        attacks.append(
+            score("a classifier's confidence in the image's label", sure[0], sure[1], persons)
+        )
     return attacks
 
 

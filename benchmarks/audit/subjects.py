@@ -192,9 +192,10 @@ class NoiseOfTheFirstProcess(NoiseSource):
 
 
 def clip_each_draw(state: State, charge: Any) -> Tensor:
-    """Run a step with a planted bug: it clips each of an image's K draws, and not their mean.
+    """Run a step with a planted bug: the gradient of each of an image's K draws is clipped.
 
-    So one image contributes up to K·C, where C is the clipping norm.
+    Without the bug, only the mean of these gradients is clipped. With the bug, one image
+    contributes up to K·C, where C is the clipping norm.
     """
     total = torch.zeros(state.size)
     part = Microbatch(DRAWS * state.microbatch_size)

@@ -38,10 +38,10 @@ def verdict_table(rows: Sequence[Verdict], confidence: float) -> Table:
     table = Table(
         "release",
         "claimed μ",
-        "at least",
-        "at most, by this test",
-        "at least, from odd or even only",
-        "off the grid",
+        "μ at least",
+        "μ at most, by this test",
+        "μ at least, from odd or even only",
+        "releases off the grid",
         "",
         title=title,
     )
@@ -63,8 +63,8 @@ def run_table(rows: Sequence[OneRun]) -> Table:
     )
     columns = (
         "claimed ε",
-        "exact",
-        "at least",
+        "exact ε",
+        "ε at least",
         "by (ε, δ) only",
         "by the curve",
         "guesses right",

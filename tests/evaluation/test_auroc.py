@@ -108,4 +108,4 @@ def test_an_attack_on_several_labels_searches_all_images():
     members = made(60, 1)
     others = made(60, 2)
     (attack,) = membership(members, members, others)
-    assert attack.name == "distance to the nearest" and attack.low > 0.9
+    assert attack.name == "distance to the nearest released image" and attack.low > 0.9
