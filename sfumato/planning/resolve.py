@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 def noise_requests(params: Params) -> dict[str, NoiseRequest]:
     """Return what each query in `run` requests: a noise multiplier, a share of the budget, or the
-    rest of it.
+    rest of the budget.
 
     Raises ConfigError unless exactly one query requests the rest of the budget.
     """
@@ -82,8 +82,8 @@ def make_plan(
 
     public: card of the public set, if a stage reads it;
     runs: earlier runs on these images (see `Past`);
-    records: charges of earlier releases from which public images or a public model were made, which
-    the budget must include (see `inherited_events`).
+    records: charges of the earlier releases from which public images or a public model were made.
+    The budget must cover these charges too (see `inherited_events`).
     """
     check_consistent(params, card, public)
     privacy = params.privacy
@@ -176,7 +176,8 @@ def inherited_events(
     if problems:
         raise BudgetError(
             "the public images or the public model were made from earlier releases, and the "
-            f"charges of these releases cannot be counted: {problems[0]}"
+            f"charges of these releases cannot be counted: {problems[0]}. Fix this, or use other "
+            "public images or another model"
         )
     events = [event_of(record) for record in records]
     if (spent := epsilon(events, delta, accountant)) >= target:
@@ -246,7 +247,7 @@ def stage_file(stage: Stage, params: Params, card: Card, mechanism: Mechanism | 
         content["model"] = params.model.non_default()
     if enabled and stage.owned and (about := params.release.model_dump(exclude_none=True)):
         content["about"] = about
-    # The cards written by these stages describe how pictures were prepared
+    # The cards of these stages describe how pictures were prepared, and state ε at δ
     if enabled and stage.name in ("teacher", "synthesize", "student"):
         if prepared := params.data.model_dump(
             mode="json", include={"fit", "range"}, exclude_defaults=True

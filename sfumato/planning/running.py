@@ -1,4 +1,4 @@
-"""Read DVC's lock, and find which of the programs that it lists still run."""
+"""Read DVC's lock, and find out which of the programs listed there still run."""
 
 from contextlib import suppress
 from dataclasses import dataclass
@@ -64,11 +64,11 @@ def holders(folder: Path = Path()) -> list[Holder]:
 def remove_unused_lock(folder: Path) -> None:
     """Remove DVC's lock if none of the programs that it lists still runs.
 
-    DVC itself does not remove the lock if another program now has one of the process numbers.
+    DVC itself keeps the lock if one of its process numbers now belongs to another program.
     """
     lock = folder / RUNNING
     if lock.exists():
-        # DVC locks rwlock.lock while it changes rwlock
+        # DVC changes this lock (the file rwlock) only under a second lock, rwlock.lock
         with suppress(*UNREADABLE, Timeout), FileLock(lock.with_suffix(".lock"), timeout=3):
             if not any(holder.runs for holder in holders(folder)):
                 lock.unlink()

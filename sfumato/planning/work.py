@@ -24,8 +24,8 @@ _counted: dict[str, int] = {}
 
 
 class WorkCount(TorchDispatchMode):
-    """Count the operations of convolutions and matrix products, and express the cost of all other
-    calls as a number of operations.
+    """Count the operations of convolutions and matrix products, plus a fixed number of operations
+    for each call of an operator and for each number that a call writes.
     """
 
     operations = 0

@@ -87,7 +87,7 @@ def _computed_curve(event: DpEvent, orders: tuple[float, ...]) -> np.ndarray:
             accountant.compose(event)
     finally:
         logger.disabled = disabled
-    curve = np.array(accountant._rdp, dtype=float)  # not available under a public name
+    curve = np.array(accountant._rdp, dtype=float)  # there is no public attribute for it
     return np.where(np.isfinite(curve) & (curve >= 0), curve, np.inf)
 
 
@@ -317,9 +317,9 @@ def calibrate(
     At each order, the allowed RDP is `target`, minus the conversion term, minus the RDP of
     `before`.
 
-    A share is a fraction of the whole budget's RDP at the order `reference_order`. There, the whole
-    budget's RDP is `target` minus the conversion term. With the accountant `exact`, it is instead
-    the RDP of one Gaussian whose ε is exactly `target`. `reference_order` depends only on the
+    A share is a fraction of the whole budget's RDP at one order, `reference_order`. At this order,
+    the whole budget's RDP is `target` minus the conversion term or, with the accountant `exact`,
+    the RDP of one Gaussian with an ε of exactly `target`. `reference_order` depends only on the
     stage's sampling, the target and delta.
 
     The stage with neither a multiplier nor a share takes the rest, at the order that needs the
@@ -375,8 +375,8 @@ def calibrate(
         return epsilon([*others, asks[rest].with_noise(noise).event], delta, accountant, adjacency)
 
     if accountant == EXACT:
-        # The exact ε requires less noise than Rényi's bound. So the search may end 10 % above the
-        # noise multiplier for Rényi's bound
+        # The target requires less noise by the exact ε than by Rényi's bound. So the search can end
+        # at 1.1 times the noise multiplier that Rényi's bound requires
         enough = min(1.1 * best_noise, MOST_NOISE)
         best_noise = smallest_noise(
             lambda noise: total(round_up(noise)) <= target, high=enough, tolerance=1e-4
@@ -401,7 +401,7 @@ def noise_of_share(
     """Return the noise multiplier at which a stage uses a share of the whole budget."""
     order = reference_order(ask, target, delta)
     full_rdp = target - conversion(order, delta)
-    # Here, `full_rdp` is the RDP, at `order`, of one Gaussian with exact ε = `target`
+    # With `exact`, `full_rdp` is the RDP, at `order`, of one Gaussian with an ε of exactly `target`
     if accountant == EXACT:
         from dp_accounting.gaussian_mechanism import get_sigma_gaussian
 

@@ -137,7 +137,8 @@ def open_charge(
             return open_share(state, card, work, share)
     share = None
     try:
-        with in_use(state, card.dataset_id):  # Afterwards, the run's lock blocks `stage forget`
+        # `in_use` blocks `stage forget` until the charge is open. From then on, the run's lock does
+        with in_use(state, card.dataset_id):
             charge = open_alone(state, card, work, permission, noise)
         share = {"record": charge.record, "used": charge.used, "run": str(charge.run)}
         return charge
@@ -216,8 +217,8 @@ def open_alone(
 
     Raises BudgetError if the work was already released, an open charge of the same plan cannot be
     resumed, the lifetime budget would be exceeded, another process uses the run, or the journal is
-    invalid or lacks entries of `work.seen`; DataError if there are no images, or if the images
-    differ from the images of an open charge.
+    invalid or lacks entries of `work.seen`; DataError if there are no images, if another process
+    replaces them, or if they differ from the images of an open charge.
     """
     noise = noise or NoiseSource()
     prepared = kept_fingerprint(state, card)
@@ -253,8 +254,8 @@ def open_alone(
         if left_open is None:
             odometer.append(OPEN, plan=work.plan, work=work.digest, images=prepared, record=record)
         elif decision.problem:
-            # Logs show the text of a BudgetError, but not of a DataError. If the images have
-            # changed, the text reveals it, so it must be a DataError.
+            # Logs show the text of a BudgetError, but not the text of a DataError. If the images
+            # have changed, the text reveals this change, so a DataError is raised.
             withheld = left_open.drew_others(prepared)
             raise (DataError if withheld else BudgetError)(decision.problem)
         else:

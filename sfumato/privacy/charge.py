@@ -237,7 +237,9 @@ class Charge:
             labels_only: See `batches`.
 
         Raises:
-            ConfigError: In the trial, `rows_of` does not return one row per image. No use is lost.
+            ConfigError: In the trial, `rows_of` does not return one row per image, rows change in
+                shape or type with the number of images, or processes get different rows. No use is
+                lost.
         """
         images, labels = self.probe()
         alone = rows_of(images[:1], labels[:1])

@@ -61,7 +61,7 @@ class Verified:
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
-    """Requirements on a ledger, in addition to its target, the limit on ε that it states itself.
+    """Requirements on a ledger, in addition to the target, which is the ledger's own limit on ε.
 
     limit: largest ε to accept;
     delta: δ at which ε is computed, by default the ledger's;
@@ -100,7 +100,7 @@ def verify(
     ledger_only: do not compare the ledger with `dvc.lock`, for a ledger that was received without
     its project;
     all_opinions: also compute ε by Opacus' two accountants, which takes seconds;
-    state: state directory, in which Opacus's results are cached.
+    state: state directory, in which Opacus' results are cached.
 
     Raises LedgerError with every reason, and ConfigError if an argument cannot be used, for example
     `ledger_only` for a ledger in a project.
@@ -236,7 +236,8 @@ def stated_problems(ledger: Mapping, computed: Mapping) -> list[str]:
             "removed"
         )
     for name, line in ledger["stages"].items():
-        # An earlier version may have had a stage that no longer exists.
+        # An earlier version may have had a stage that no longer exists. It has no records, so it
+        # must cost nothing.
         of_records = computed["stages"].get(name, {"epsilon": 0.0, "share": 0.0})
         problems += [
             f"it states {key}={line[key]} for {name}, but its records give {of_records[key]:.6g}"
@@ -406,8 +407,8 @@ def lock_problems(ledger: Mapping, ledger_path: Path, lock: Path) -> list[str]:
         problems.append(f"{lock} lists {name} as written by two stages: an entry was added")
     elif written[0].md5 != md5_of_file(ledger_path):
         problems.append(
-            f"{lock} states a different md5 for {name} than this file has: one of the two files "
-            "was edited, or they belong to different runs"
+            f"the md5 of {name} differs from the one that {lock} states: one of the two files was "
+            "edited, or they belong to different runs"
         )
     for place in sorted({out.place for out in outs if len(found[out.place]) > 1}):
         stale = (
@@ -428,7 +429,8 @@ def lock_problems(ledger: Mapping, ledger_path: Path, lock: Path) -> list[str]:
 def artifact_problems(ledger: Mapping, project: Path) -> list[str]:
     """List the errors in artifacts on disk: in their bytes, names and records.
 
-    Each artifact contains its own record and the records of all its inputs.
+    An artifact of a query contains the record of its own charge. Every artifact contains the
+    records of all its inputs.
     """
     folder = project / ARTIFACTS
     paths = {path.parent for path in folder.glob("*/privacy.json")}
@@ -498,7 +500,7 @@ def artifact_problems(ledger: Mapping, project: Path) -> list[str]:
 def read_lock(lock: Path) -> list[LockedStage]:
     """Return the stages in `dvc.lock`. These are the stages that DVC has run.
 
-    Raises OSError or ValueError if it is not a lock file.
+    Raises OSError or ValueError if `lock` cannot be read or does not have the form of `dvc.lock`.
     """
     return list(validated(LockFile, read_yaml(lock)).stages.values())
 

@@ -15,7 +15,7 @@ from sfumato.errors import is_failure
 from sfumato.storage.digest import digest_of_file
 from sfumato.storage.files import replacing
 
-if TYPE_CHECKING:  # see `sfumato.data.images`
+if TYPE_CHECKING:  # torch is loaded only when a checkpoint is written or read
     from torch import Tensor
 
 
@@ -56,7 +56,8 @@ def load_checkpoint(
             tensors = {name: file.get_tensor(name) for name in names}
             return tensors, json.loads(metadata["log"])
     except (OSError, SafetensorError, ValueError, KeyError) as error:
-        if is_failure(error):  # The checkpoint may still exist, so the query must not pay again.
+        # If the machine failed, the checkpoint may still exist, so the query must not pay again.
+        if is_failure(error):
             raise
         return None
 

@@ -149,8 +149,8 @@ def odometer_line(
     ones. In the result, `others` contains the mechanisms of charges on which the release does not
     depend.
 
-    head: journal head (see `sfumato.privacy.odometer`), or None if the journal lacks a known
-    charge. With None, the odometer is marked as incomplete.
+    head: journal head (see `sfumato.privacy.odometer`), or None if the journal may lack charges, or
+    if the cost of some charges is unknown. With None, the odometer is marked as incomplete.
     """
     released = {
         record["id"]: record["event"] for record in records if record["dataset_id"] == dataset_id

@@ -142,12 +142,12 @@ class Odometer(Journal):
         """Return the record ids and heads of `seen` that this journal lacks.
 
         If this is not empty, the journal is an older copy or a different journal. An older copy may
-        contain a charge without its end.
+        list a released charge as still open.
         """
         return {*seen.names} - self.known() | seen.released & self.unreleased()
 
     def unreleased(self) -> set[str]:
-        """Return the ids of records with which, by this journal, nothing was released.
+        """Return the ids of records under which this journal shows no release.
 
         These are the records of charges that were not closed, and records that were replaced when
         their charge was resumed.

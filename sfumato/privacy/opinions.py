@@ -6,8 +6,8 @@ more than 1 % above the first bound, one of the two is wrong, and the check must
 
 - RDP: Opacus' curve is compared with ours, at the orders that Opacus can compute. Both curves are
   converted to ε in the same way.
-- PLD: Opacus' PRV accountant gives an upper bound, which exceeds the true value by at most twice
-  its `eps_error`.
+- PLD: The bound by Opacus' PRV accountant, which exceeds the true value by at most twice its
+  `eps_error`, is compared with the bound by `pld`.
 - exact: Our PLD bound and Opacus' PRV bound are compared with the bound by `exact`. The bound by
   `exact` is itself compared with Rényi's bound, which must not be smaller.
 """

@@ -149,8 +149,8 @@ class OwnCharge:
 def check_repeats(
     name: str, rows: Callable[[Tensor, Tensor], Rows], images: Tensor, labels: Tensor
 ) -> None:
-    """Raise ConfigError if two calls return different rows for one image of random pixels, or if
-    several images have rows of another form.
+    """Raise ConfigError if two calls return different rows for one image of random pixels, or if a
+    batch of several images gives rows of another shape or type than a batch of one.
     """
     trials = []
     for count in (1, 1, len(labels)):
@@ -226,8 +226,9 @@ def open_charge(
         delta: δ at which the lifetime's ε is computed.
 
     Raises:
-        BudgetError: The lifetime budget would be exceeded, a number gives no guarantee, or the
-            journal lacks a charge that the card's project contains.
+        BudgetError: `sigma`, `sample_rate`, `uses` or `max_norm` is out of range, the lifetime
+            budget would be exceeded, or the journal lacks a charge that the card's project
+            contains.
         ConfigError: The name is reserved, or the size or δ is outside the limits of a plan.
 
     Guarantee:

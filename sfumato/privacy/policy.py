@@ -65,10 +65,10 @@ def check_known(odometer: Odometer, card: Card, seen: Seen, bounded: bool) -> No
     missing = odometer.missing(seen)
     if missing and (card.source in OF_THE_OWNER or bounded):
         raise BudgetError(
-            f"the journal {odometer.path} lacks the entry {min(missing)[:8]} or the end of this "
-            f"charge, but a ledger or a release of dataset {card.dataset_id!r} refers to it. The "
-            "journal is therefore an older copy or a different journal, and past spending is "
-            "unknown. Restore the newest state directory, or run `stage ledger adopt`. This "
+            f"the journal {odometer.path} lacks the entry {min(missing)[:8]}, or lists this charge "
+            f"as still open, but a ledger or a release of dataset {card.dataset_id!r} refers to "
+            "it. The journal is therefore an older copy or a different journal, and past spending "
+            "is unknown. Restore the newest state directory, or run `stage ledger adopt`. This "
             "command counts the charges in ledger.json and in the releases, and marks the odometer "
             "permanently as incomplete"
         )

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 # Fine steps up to 6: above 6, e^epsilon times a false-positive rate of 1 % is far above 1. Coarse
 # steps up to 20: above 20, all bounds are trivial.
 EPSILONS = np.concatenate([np.arange(0, 6, 0.025), np.arange(6, 20.5, 0.5)])
-# Orders up to 2 suffice to bound the advantage, because the divergence rises with the order
+# Orders up to 2 suffice to bound the advantage: the divergence rises with the order, so higher
+# orders give weaker bounds
 LOW_ORDERS = tuple(order for order in ORDERS if order <= 2)
 
 

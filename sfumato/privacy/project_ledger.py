@@ -97,9 +97,9 @@ def cached(folder: Path) -> Iterator[Path]:
 def seen_in_project(
     dataset_id: str, folder: Path, state: Path, replaced: Iterable[Path] = ()
 ) -> Seen:
-    """Return what a project and the kept releases show of the journal of a dataset.
+    """Collect the journal entries of a dataset to which a project and the kept releases refer.
 
-    replaced: further `privacy.json` files of artifacts.
+    replaced: further `privacy.json` files to read, of artifacts that are about to be replaced.
     """
     released, kept = (
         {name for file in files for name in seen_of({"records": records_in(file)}, dataset_id)}
@@ -180,13 +180,14 @@ def gap_in(odometer: Odometer, records: Mapping[str, dict], earlier: set[str]) -
         )
     if missing:
         return (
-            f"{odometer.path} lacks a charge on dataset {mine!r}, or its end, although a ledger or "
-            "an artifact contains this charge. Restore the newest state directory or, if it is "
-            "lost, run `stage ledger adopt`"
+            f"{odometer.path} lacks a charge on dataset {mine!r}, or lists it as still open, "
+            "although a ledger or an artifact contains this charge. Restore the newest state "
+            "directory or, if it is lost, run `stage ledger adopt`"
         )
     return (
         f"{odometer.path} may lack charges that no file of this project contains, because `stage "
-        "ledger adopt` completed it, or an older version began it. This cannot be undone"
+        "ledger adopt` added charges to it, or because an older version created it. This cannot be "
+        "undone"
     )
 
 

@@ -61,8 +61,8 @@ def form_of(rows: Rows, count: int) -> Form:
     """Return the form of the rows of `count` images.
 
     Raises ConfigError unless each part is a real matrix with one row per image. With more rows than
-    images, or with a part that broadcasts, one image could add several rows that are each within
-    the bound.
+    images, or with a part that broadcasts, one image could add several rows. Each of them would be
+    within the bound, but not their sum.
     """
     parts = [rows.left] if rows.right is None else [rows.left, rows.right]
     for part in parts:

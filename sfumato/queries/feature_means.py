@@ -267,7 +267,7 @@ def load_means(
         about = validated(kind, read_json(folder / "features.json"))
         table = load_tensors(folder / f"{kind.tensor}.safetensors")[kind.tensor]
         shape = getattr(about, "shape", plan.shape)
-        # These checks come before memory is allocated
+        # Checked before `rebuild`, which could allocate far too much memory for wrong numbers
         if shape != plan.shape:
             raise ValueError(f"features.json is for images of shape {shape}, expected {plan.shape}")
         if (size := getattr(about, "size", 0)) > len(table):

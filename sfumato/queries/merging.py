@@ -29,7 +29,7 @@ from sfumato.storage.documents import read_json, validated
 from sfumato.storage.records import Records
 
 MERGED = tuple(name for name in QUERIES if STAGES[name].adds_up)
-# In place of a missing plan: one owner may lack the package of a stage
+# Stands for a missing plan: an owner without the package that declares a stage has no plan of it
 DISABLED: PlanFile = {"enabled": False}
 
 
@@ -116,7 +116,7 @@ def check_owner(
             if query.records.owners == declared:
                 problem = (
                     f"{query.path} declares that datasets share no person, but names only one of "
-                    f"them, {declared[0]}: expected two or more"
+                    f"them, {declared[0]}, instead of two or more: repeat the merge"
                 )
             problems.append(problem)
         elif not query.enabled or {record["dataset_id"] for record in released} != {*owners}:
@@ -136,7 +136,7 @@ def check_owner(
     if spent > budget["target"] * (1 + TOLERANCE):
         raise BudgetError(
             f"{folder} spent ε = {spent:.4g}, above the target of {budget['target']:g} in its "
-            "budget.json"
+            "budget.json: restore the settings of its releases, and run `stage plan`"
         )
     return owners
 

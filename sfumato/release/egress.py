@@ -115,8 +115,9 @@ def write_package(
 def verified_ledger(project: Path) -> Verified:
     """Verify the ledger of a project, and the files of the project's artifacts.
 
-    Raises BudgetError if the ledger is invalid, or if entries of the journal may be missing. The
-    ledger of several owners is accepted: their journals list all charges, and are elsewhere.
+    Raises BudgetError if the ledger is invalid, or if entries of the journal may be missing. A
+    ledger of several owners is accepted although it does not list all charges. The complete lists
+    are the owners' journals.
     """
     path = project / LEDGER
     budget = read_budget(project / PLAN / "budget.json")

@@ -46,9 +46,13 @@ def labels_fit(
 def agreement_beyond_chance(teacher: TeacherNetwork, images: Tensor, requested: Tensor) -> float:
     """Compare the teacher's labels of drawn images with the requested classes.
 
+    The teacher's probabilities are first adjusted, so that each class gets as many images as were
+    requested.
+
     images: (N, C, H, W) uint8; requested: (N,) int64.
 
-    Returns Cohen's kappa: 0 if they agree as often as by chance, 1 if they always agree.
+    Returns Cohen's kappa: 0 if labels and requested classes agree as often as by chance, 1 if they
+    always agree.
     """
     seen = probabilities_of(teacher, images)
     offsets = share_offsets(seen, requested.bincount(minlength=teacher.classes))

@@ -203,7 +203,7 @@ def hub_page(release: Release, text: str, files: str) -> str:
     """
     start, *sections = text.strip().split("\n## ")
     title, _, about = start.partition("\n")
-    about = re.sub(r"(?m)^!\[.*", "", about).strip()  # without its picture, grid.png
+    about = re.sub(r"(?m)^!\[.*", "", about).strip()  # without grid.png, which the folder lacks
     labelling = text.rpartition("```\n")[2].strip()
     kept = [section.strip() for section in sections if section.startswith(SECTIONS)]
     return read_text(Path(__file__).with_name("hub.md")).format(
@@ -226,7 +226,7 @@ def prepared(card: ClassifierCard, picture: str | Path | np.ndarray) -> np.ndarr
     with explained(
         DataError,
         "card.json was written by an older version and does not state how pictures were "
-        "prepared: ask for a release by a newer version",
+        "prepared: ask the owner for a release made by a newer version",
     ):
         made = card["prepared"]
     channels, height, width = card["shape"]
@@ -360,7 +360,7 @@ def only_kinds(release: Release, kinds: set[str]) -> Release:
     numbers = card["kinds"]
     if missing := kinds - {*numbers}:
         raise DataError(
-            f"{release.path} contains no images of kind {min(missing)!r}. Its kinds are "
+            f"{release.path} contains no images of kind {min(missing)!r}: choose among its kinds, "
             f"{', '.join(numbers)}"
         )
     if kinds == {*numbers}:

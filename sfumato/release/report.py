@@ -113,7 +113,7 @@ def report_page(release: Path, ledger: Path, local: Local | None = None) -> str:
 
 
 def who_is_trusted(several_owners: bool) -> list[str]:
-    """Return one text for each kind of participant.
+    """Return two texts: how far the owners are trusted, and how far the recipients are.
 
     several_owners: whether the release was made from the measurements of several owners.
     """

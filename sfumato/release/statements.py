@@ -38,7 +38,8 @@ CROISSANT = "croissant.json"
 REGISTRY = "deployment.yaml"
 CATALOGUE = "healthdcat.jsonld"
 TURTLE = "healthdcat.ttl"
-# For each file, the settings in section `release` that the owner must provide before it is written
+# For each file, the settings in section `release` that the owner must provide for the file to be
+# written
 NEEDS = {
     REGISTRY: ("owner", "owner_type", "purpose", "region"),
     TURTLE: (
@@ -117,7 +118,7 @@ def croissant_record(facts: Facts, files: Mapping[str, str], folder: str) -> dic
         FORMS["croissant"],
         facts | {"distribution": [filled(FORMS["file"], one) for one in distribution]},
     )
-    # The form `table` describes one column of labels. If images have several labels, it is left out
+    # The form `table` describes a single column of labels, so it does not fit several labels
     if PARQUET in files and LABEL_TABLE not in files:
         record["recordSet"].append(filled(FORMS["table"], {"parquet": PARQUET}))
     return record

@@ -196,7 +196,7 @@ class Stream(IterableDataset[Batch]):
         count = self.batch
         if self.labelling is not None:
             count = round(self.batch * DRAWN_PER_KEPT)
-        with one_thread():  # several threads would sum in varying order
+        with one_thread():  # several threads would sum in varying order, and so round differently
             drawn = self.settings.model_copy(update={"count": count})
             images, requested, _ = mixed(partial(self.parts, spread=spread), drawn, seed)
             labels = self.labels_of(images, requested)

@@ -187,7 +187,7 @@ def test_a_journal_that_contradicts_the_ledger_is_refused(desk, lost):
     desk.run("plan")
     assert len(odometer().opened()) == 2 and not odometer().complete()
     desk.run("ledger history", "2 charges", "incomplete")
-    text = desk.run("ledger write", "because `stage ledger adopt` completed it")
+    text = desk.run("ledger write", "because `stage ledger adopt` added charges to it")
     assert "lacks a charge" not in text
     assert line()["charges"] == 2 and not line()["complete"]
 
