@@ -34,13 +34,13 @@ LARGEST_NORM = 1e20
 
 
 def check_norm(stage: str, max_norm: float, charged: float | None = None) -> None:
-    """Raise BudgetError if a bound is so small or so large that rounding could hide the noise, or
-    differs from the bound of the charge.
+    """Raise BudgetError if a bound is so small or so large that noise could be lost in rounding, or
+    if it differs from the bound of the charge.
     """
     if not is_positive(max_norm) or not SMALLEST_NORM <= max_norm <= LARGEST_NORM:
         raise BudgetError(
             f"{stage}: max_norm={max_norm!r} must be a number from {SMALLEST_NORM:g} to "
-            f"{LARGEST_NORM:g}. Outside this range, rounding could hide the noise"
+            f"{LARGEST_NORM:g}. Outside this range, the noise could be lost in rounding"
         )
     if charged is not None and max_norm != charged:
         raise BudgetError(

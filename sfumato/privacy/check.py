@@ -407,8 +407,8 @@ def lock_problems(ledger: Mapping, ledger_path: Path, lock: Path) -> list[str]:
         problems.append(f"{lock} lists {name} as written by two stages: an entry was added")
     elif written[0].md5 != md5_of_file(ledger_path):
         problems.append(
-            f"the md5 of {name} differs from the one that {lock} states: one of the two files was "
-            "edited, or they belong to different runs"
+            f"{name} has a different md5 than {lock} states: one of the two files was edited, or "
+            "they belong to different runs"
         )
     for place in sorted({out.place for out in outs if len(found[out.place]) > 1}):
         stale = (

@@ -202,7 +202,7 @@ def test_each_image_is_of_a_kind_and_a_kind_can_be_loaded_alone(digits, tmp_path
         row["kind"] for row in sorted(rows, key=lambda row: row["file_name"][-10:])
     ] == kinds.tolist()
     with pytest.raises(
-        DataError, match="no images of kind 'mixed'. Its kinds are plain, distorted, blend, public"
+        DataError, match="kind 'mixed': choose among its kinds, plain, distorted, blend, public"
     ):
         sfumato.load_release(path, kinds=["mixed"])
     with Image.open(path / "grid.png") as grid:
