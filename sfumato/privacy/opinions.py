@@ -48,7 +48,7 @@ PLD_ERROR = 2e-3
 class Opinion:
     """One accountant's result for a composition.
 
-    epsilon: result, or None if the accountant cannot express the composition;
+    epsilon: result, or None if the accountant cannot compute a useful bound;
     kind: name of our accountant with which the result is compared;
     ours: ε by that accountant;
     error: largest amount by which `epsilon` can exceed the true value.

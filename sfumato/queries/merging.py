@@ -147,8 +147,8 @@ def merged_budget(budgets: Sequence[BudgetFile], size_hint: int, records: Record
     size_hint: sum of the size hints of all owners. If the smallest δ is above 1/size_hint, the
     default δ for `size_hint` is used instead.
 
-    The target is the largest target of any owner. If the merged release costs more according to the
-    most cautious of the owners' accountants, the target is this cost.
+    The target is the largest target of any owner or, if that is more, the cost of the merged
+    release by the most cautious of the owners' accountants.
     """
     recipe, *others = {budget["recipe"] for budget in budgets}
     if others:

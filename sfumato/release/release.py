@@ -47,7 +47,7 @@ def save_release(
 ) -> None:
     """Write the release into `directory`. The grids show no distorted or blended images.
 
-    sources: (N,), names of the stages from which the images come, in any order;
+    sources: (N,), name of the stage that drew or chose each image. Only their counts are used;
     public_source: where the public set comes from, such as "glyphs";
     stream: entry `stream` of the card, if the release contains the networks that drew its images.
     """

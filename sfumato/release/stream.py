@@ -46,9 +46,9 @@ from sfumato.training.supervised import shift_and_mirror
 
 SHIPPED = "networks"  # Folder inside a release
 FILES = (CONFIG, WEIGHTS, GENERATOR_WEIGHTS, ADAPTER, ADAPTER_CONFIG)  # Files of one network
-DRAWN_PER_KEPT = 1.25  # The least certain fifth of each class is left out
-# Standard deviation of a generator's random inputs, at the first image and after GROWTH images. In
-# between, it rises evenly
+DRAWN_PER_KEPT = 1.25  # Of the drawn images, the least certain fifth of each class is left out
+# Standard deviation of a generator's random inputs, at the first image and after GROWTH images. The
+# deviation rises evenly between these two values
 SPREAD = (1.0, 1.25)
 GROWTH = 100_000
 GAMMA = 0.3  # Brightness: pixels are raised to a power between exp(-GAMMA) and exp(GAMMA)
