@@ -187,7 +187,7 @@ def open_closed_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            opened = os.open(os.devnull, os.O_RDWR)  # gets the lowest free number: `number`
+            opened = os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is `number`
             setattr(sys, name, os.fdopen(opened, mode))
 
 
@@ -244,7 +244,7 @@ def machine_problem(error: BaseException) -> str | None:
             message += f". {way_to_access(Path(error.filename))}"
         return f"{error.filename}: {message}"
     if isinstance(error, RecursionError):
-        return "an input file is nested too deeply to be read"
+        return "an input file has too many nested levels to be read: correct or replace the file"
     if "home directory" in str(error):  # Path.expanduser raises a plain RuntimeError
         return "a path begins with ~ and the name of an unknown user: write the full path"
     if lacks_memory(error):
@@ -259,7 +259,7 @@ def machine_problem(error: BaseException) -> str | None:
 
 
 def way_to_access(path: Path) -> str:
-    """Return how to get access to a path or, if it does not exist, to its closest folder."""
+    """Return how to get access to a path or, if it does not exist, to its closest parent."""
     place = next(place for place in (path, *path.parents) if os.path.exists(place))
     if place.stat().st_uid == getattr(os, "geteuid", int)():  # on Windows, both are 0
         return f"Give yourself access: chmod u+rwX {quoted(place)}"

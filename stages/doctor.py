@@ -111,7 +111,7 @@ def show_skeleton(folder: Path, out: Path) -> None:
 def index_in_words(own: Path) -> str:
     """Describe the folder of DVC's index. own: the folder that `stage run` uses.
 
-    If other accounts may be able to write into it, the text contains the remedy.
+    If other accounts may be able to write into the described folder, the text contains the remedy.
     """
     if importlib.util.find_spec("dvc") is None:
         return "none, because DVC is not installed: `stage run` runs the stages itself"
@@ -134,7 +134,7 @@ def index_in_words(own: Path) -> str:
         )
     for folder in filter(Path.exists, (index, *index.parents)):
         mode = folder.stat().st_mode
-        # In a parent folder with the sticky bit, such as /tmp, others cannot replace its folders
+        # If a parent folder has the sticky bit, as /tmp has, others cannot replace the folder below
         if mode & stat.S_IWOTH and (folder == index or not mode & stat.S_ISVTX):
             return (
                 f"{index}. Other accounts can write into {folder}, so they can write code into the "

@@ -52,7 +52,7 @@ def damage() -> str | None:
         short = [
             name
             for name, one in stages.items()
-            # `deps` disappears if an own recipe was the only dependency, and was deleted
+            # DVC drops `deps` if the only dependency was a recipe of the project, now deleted
             if not {"cmd", *had.get(name, ())} - {"deps"} <= {*one}
         ]
         if short:

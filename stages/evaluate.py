@@ -72,7 +72,7 @@ def evaluate(
         out,
         progress=lambda what: say(f"evaluate: {what}"),
     )
-    if numbers is None:  # another process has the numbers
+    if numbers is None:  # only the first process has the numbers
         return
     write_local(metrics, json_text(numbers).encode())
     with suppress(BudgetError):  # there may be no ledger

@@ -103,7 +103,7 @@ def compare_noise(made: Plan) -> Iterator[str]:
     ratio = f"{length:.2g} times the step's largest possible signal"
     if length > 1:
         remedy = "raise finetune.batch"
-        if mechanism.sample_rate == 1:  # a larger batch draws no more images
+        if mechanism.sample_rate == 1:  # a batch contains all images already
             remedy = "lower finetune.steps"
         yield (
             f"finetune: with {about}{weights:,} trained weights, the noise of a step is {ratio}, "

@@ -93,7 +93,7 @@ def main() -> None:
     heard = [
         number for number in (*PASSED_ON, *STOPS) if signal.getsignal(number) is not signal.SIG_IGN
     ]
-    # Block these signals until the command runs. They are delivered then
+    # Block these signals until the command runs, so that none is lost. They are delivered then
     signal.pthread_sigmask(signal.SIG_BLOCK, heard)
     with socket.socket(socket.AF_UNIX) as server:
         try:
@@ -108,7 +108,7 @@ def main() -> None:
         def pass_on(number: int, _: object) -> None:
             if number in STOPS:
                 server.send(bytes([signal.SIGSTOP]))
-                os.kill(os.getpid(), signal.SIGSTOP)  # returns once this process is continued
+                os.kill(os.getpid(), signal.SIGSTOP)  # returns after a SIGCONT
                 number = signal.SIGCONT
             server.send(bytes([number]))
 

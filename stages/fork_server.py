@@ -82,7 +82,7 @@ class Running:
         """Send a signal to the child and to all processes that it started."""
         try:
             os.killpg(self.process, number)
-        except ProcessLookupError:  # it does not lead a group yet
+        except ProcessLookupError:  # the child does not lead a process group yet
             with suppress(ProcessLookupError):
                 os.kill(self.process, number)
 
@@ -207,7 +207,7 @@ def become(request: ForkRequest, streams: list[int], server: int) -> None:
     os.setsid()
     die_with_parent()
     if os.getppid() != server:
-        os._exit(1)  # the server ended before this call, so no signal will come
+        os._exit(1)  # the server ended before `die_with_parent`, so no signal will come
     os.environ.clear()
     os.environ.update(request.environment)
     os.chdir(request.folder)
@@ -220,7 +220,7 @@ def become(request: ForkRequest, streams: list[int], server: int) -> None:
         setattr(sys, f"__{name}__", stream)
     sys.argv = ["stage", *request.words]
     if numpy := sys.modules.get("numpy"):
-        numpy.random.seed()  # Python's own generator is reseeded by Python
+        numpy.random.seed()  # Python reseeds its own generator after a fork
 
 
 def run_and_end(command: Callable[[], object]) -> NoReturn:
@@ -245,7 +245,7 @@ def run_and_end(command: Callable[[], object]) -> NoReturn:
     threading._shutdown()  # type: ignore[attr-defined]  # waits for threads
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        # The stream does not exist, or its reader has closed the pipe
+        # Errors mean that the stream does not exist, or that its reader has closed the pipe
         with suppress(AttributeError, OSError, ValueError):
             stream.flush()
     os._exit((code or 0) & 0xFF)
@@ -299,7 +299,7 @@ def main() -> None:
         return
     # Let waiting threads sleep, as in `stages.cli`. PyTorch reads this when it is imported
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    atexit.register(gc.unfreeze)  # silences a library that reports objects left at the end
+    atexit.register(gc.unfreeze)  # otherwise, a library reports objects left at the end
     write_program(folder)
     print("ready", flush=True)
     if server.serve(sys.stdin.fileno()):

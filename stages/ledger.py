@@ -192,7 +192,8 @@ def history(
     if unknown:
         say(
             f"{odometer.path} is an older copy or a different journal: it lacks the entry "
-            f"{min(unknown)[:8]}, or the end of this charge, which this project's files prove"
+            f"{min(unknown)[:8]}, or the end of the charge {min(unknown)[:8]}, on which this "
+            "project's files depend"
         )
         say(
             "more may have been spent than this journal lists: restore the newest state "

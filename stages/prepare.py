@@ -54,8 +54,8 @@ def sensitive(
     # could miss that file
     use_until_the_end(state_dir(), data.name)
     if launch.is_configured() and not distributed.launched() and shards_in(data):
-        # `shards_in` has opened sensitive files, so this process's own output already goes to a
-        # private file
+        # `shards_in` has opened sensitive files, so the output of this process already goes to a
+        # private file. The new processes get the original streams
         raise SystemExit(launch.again(**named))
     if distributed.launched():
         os.environ["SFUMATO_DEVICE"] = "cpu"  # pictures are decoded without GPUs

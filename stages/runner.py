@@ -124,8 +124,9 @@ def run_stage(stage: Stage, *, out: Path | None = None, dry_run: bool = False) -
 
 
 def show_standing(name: str, enabled: bool = True) -> None:
-    """On a terminal, replace DVC's lines by the progress of the run, or remove them for a stage
-    that is off.
+    """On a terminal, replace DVC's lines by the progress of the run.
+
+    For a stage that is not in `run` (enabled is False), only remove them.
     """
     lock = Path("dvc.lock")
     if (
@@ -137,10 +138,10 @@ def show_standing(name: str, enabled: bool = True) -> None:
         return
     lines = 2  # DVC has printed one line for the stage, and one for its command
     if time.time() - lock.stat().st_mtime < 10:
-        lines = 4  # also two lines about the lock file
+        lines = 4  # DVC has just printed two lines about dvc.lock too
     print(f"\x1b[{lines}A\x1b[J", end="", flush=True)
     if enabled:
-        with suppress(Exception):  # the stage also runs without this line
+        with suppress(Exception):  # the stage must run even if this line fails
             say(standing(name))
 
 
@@ -306,7 +307,7 @@ class StageRun:
     def counts(self) -> PublicCounts:
         """Return the noisy class counts.
 
-        If `count` is off, return equal counts that add up to `size_hint`.
+        If `count` is not in `run`, return equal counts that add up to `size_hint`.
         """
         from sfumato.queries.count import read_counts
 
@@ -348,8 +349,9 @@ class QueryRun(StageRun):
         latents: key of stored latents to draw instead of images.
 
         If the same work was already released but the artifact is missing or damaged, the kept copy
-        of the release is restored at no cost, and NothingToDo is raised. If the artifact is intact,
-        or the copy cannot be restored, AlreadyReleasedError is raised.
+        of the release is restored at no cost, and NothingToDo is raised. If the artifact is intact
+        and DVC does not run the stage, or if the copy cannot be restored, AlreadyReleasedError is
+        raised.
         """
         from sfumato.data.cards import read_card
         from sfumato.privacy import authorize
@@ -387,12 +389,13 @@ class QueryRun(StageRun):
             raise NothingToDo(str(refusal)) from None
         except authorize.AlreadyReleasedError as refusal:
             if refusal.note:
-                # The note is private: `print` shows it only on a terminal, `say` also in logs
+                # Not printed by `say`: its lines may appear in logs, and the note is private
                 print(refusal.note, file=sys.stderr)
             kept = state_dir() / "runs" / refusal.run_id / RELEASED
             # Without DVC, a command is refused if its artifact is present. DVC removes an artifact
             # before it runs the stage. If the artifact exists nevertheless, an earlier DVC was
-            # killed, but its stage kept running and wrote the artifact.
+            # killed, but its stage kept running and wrote the artifact. The release is then
+            # restored.
             present = holds_release(self.out, plan.stage, refusal.record_id, refusal.digest)
             present = present and "DVC_STAGE" not in os.environ
             if present:
@@ -425,7 +428,7 @@ class QueryRun(StageRun):
         return ensure_latents(state_dir(), read_card(CARD_PATH), encoder, purpose, load, bar)
 
     def seen(self) -> Seen:
-        """Return the ids and heads in the project and in the artifact that this run replaces."""
+        """Return the record ids and journal heads in the project and in the artifact to replace."""
         from sfumato.privacy.project_ledger import seen_in_project
 
         return seen_in_project(self.plan.dataset_id, Path(), state_dir(), [self.out / PRIVACY])
@@ -445,7 +448,7 @@ class QueryRun(StageRun):
 
         self.first_alone()
         kept = charge.run / RELEASED
-        check_writable(kept)  # also removes files of a killed process
+        check_writable(kept)  # also removes the files that a killed process left
         with writing(
             kept, self.plan.stage, list(self.inputs.values()), [charge.record]
         ) as directory:

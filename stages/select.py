@@ -61,7 +61,8 @@ def problems(setup: Setup) -> Problems:
         return
     sensitive = len(setup.card.classes)
     classes = len(setup.public.classes)
-    given = chosen.model_fields_set  # only defaults are adapted to the public set
+    # Values that the owner set are not adapted to the public set, but defaults are
+    given = chosen.model_fields_set
     if chosen.by == "teacher":
         images = setup.public.images
         too_many = chosen.images > images and "images" in given

@@ -99,8 +99,8 @@ def verify(
     artifacts: also check the files of all artifacts;
     ledger_only: do not compare the ledger with `dvc.lock`, for a ledger that was received without
     its project;
-    all_opinions: also compute ε by Opacus' two accountants, which takes seconds;
-    state: state directory, in which Opacus' results are cached.
+    all_opinions: also compute ε by Opacus's two accountants, which takes seconds;
+    state: state directory, in which Opacus's results are cached.
 
     Raises LedgerError with every reason, and ConfigError if an argument cannot be used, for example
     `ledger_only` for a ledger in a project.

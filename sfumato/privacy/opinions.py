@@ -1,14 +1,14 @@
-"""Compute a ledger's cost by Opacus' accountants too, so that a mistake in one library is noticed.
+"""Compute a ledger's cost by Opacus's accountants too, so that a mistake in one library is noticed.
 
 Every accountant computes an upper bound on the same ε. The bound by the ledger's accountant is
 compared with a second bound and its largest possible error. If the second bound minus this error is
 more than 1 % above the first bound, one of the two is wrong, and the check must fail.
 
-- RDP: Opacus' curve is compared with ours, at the orders that Opacus can compute. Both curves are
+- RDP: Opacus's curve is compared with ours, at the orders that Opacus can compute. Both curves are
   converted to ε in the same way.
-- PLD: The bound by Opacus' PRV accountant, which exceeds the true value by at most twice its
+- PLD: The bound by Opacus's PRV accountant, which exceeds the true value by at most twice its
   `eps_error`, is compared with the bound by `pld`.
-- exact: Our PLD bound and Opacus' PRV bound are compared with the bound by `exact`. The bound by
+- exact: Our PLD bound and Opacus's PRV bound are compared with the bound by `exact`. The bound by
   `exact` is itself compared with Rényi's bound, which must not be smaller.
 """
 
@@ -90,7 +90,7 @@ def own_opinions(
 def all_opinions(
     records: Sequence[Mapping], delta: float, accountant: str = "rdp"
 ) -> dict[str, Opinion]:
-    """Compute epsilon of the records at `delta` by every accountant: our four, then Opacus' two.
+    """Compute epsilon of the records at `delta` by every accountant: our four, then Opacus's two.
 
     accountant: accountant of the ledger.
     """
@@ -150,7 +150,7 @@ def disagreements(opinions: Mapping[str, Opinion], accountant: str) -> list[str]
 
 
 def opacus_rdp(parts: Sequence[Mechanism], delta: float) -> Opinion:
-    """Compute epsilon from Opacus' Rényi curve and, for `Opinion.ours`, from our own curve.
+    """Compute epsilon from Opacus's Rényi curve and, for `Opinion.ours`, from our own curve.
 
     Both are computed at the orders that Opacus can compute.
     """
@@ -179,7 +179,7 @@ def opacus_rdp(parts: Sequence[Mechanism], delta: float) -> Opinion:
 
 
 def opacus_prv(parts: Sequence[Mechanism], delta: float, pld: float) -> Opinion:
-    """Compute epsilon by Opacus' PRV accountant, which discretizes the privacy loss.
+    """Compute epsilon by Opacus's PRV accountant, which discretizes the privacy loss.
 
     pld: epsilon by our own accountant `pld`.
     """

@@ -149,7 +149,7 @@ def draw_mixture(
 
     paths: folder of each source's artifact, by stage. A fine-tuned model that is saved as adapters
     needs the artifact of "pretrain" too;
-    priors: (classes,) label shares, None for equal ones;
+    priors: (classes,) share of each label, None for equal shares;
     sampling: options for diffusion models, None for the options in `settings`. A public model
     resizes its images to `sampling.shape`;
     folder: folder for an unnamed file that stores the pixels; None to keep them in memory.
@@ -161,7 +161,7 @@ def draw_mixture(
 
     def drawn_from(name: str, count: int, seed: int) -> Parts:
         if name == "select":
-            assert how.shape is not None  # a release from public images has their shape
+            assert how.shape is not None  # only `stage synthesize`, which sets it, draws them
             return chosen_images(paths, count, priors, seed, how.shape)
         if STAGES[name].gives == "images":
             return kept_images(paths[name], count, priors, seed, how.shape)

@@ -105,7 +105,8 @@ def load_released(
     artifact = read_artifact(folder, stage, received=True)
     if not artifact.enabled:
         raise DataError(
-            f"{folder} contains no {stage}, because the project ran without the stage `{stage}`"
+            f"{folder} contains no {stage}, because the project ran without the stage `{stage}`: "
+            f"add {stage} to `run` in params.yaml of that project, and run it again"
         )
     with explained(
         DataError,

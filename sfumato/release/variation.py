@@ -35,7 +35,7 @@ class Varied:
     kinds: (N,), one of KINDS for each image;
     requested_labels: (n,) int64. For each of the n images that were not distorted or blended, this
     is the class that was requested from the model. None if the teacher did not label the release,
-    if images have several labels, or if the images were selected by herding;
+    if images have several labels, or if `settings.herding` is above 1;
     mixture: entry of the card about the decision whether to include public images. "chosen" names
     the chosen mixture. "agreement" contains, for each mixture, how often a classifier trained on it
     agrees with the teacher;

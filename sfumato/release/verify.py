@@ -114,7 +114,7 @@ def png_size(content):
 def has_valid_label(row, classes):
     if "class" not in row:  # several labels per image: one column per label, with 0 or 1
         return all(row[f"label {name}"] in ("0", "1") for name in classes)
-    name = classes[int(row["label"])]  # has an apostrophe in the table if it looks like a formula
+    name = classes[int(row["label"])]  # labels.csv puts an apostrophe before a formula
     return row["label"].isdecimal() and row["class"] in (name, f"'{name}")
 
 
@@ -148,7 +148,7 @@ def check_epsilon(ledger, card):
     delta = ledger["delta"]
     stated = ledger["epsilon"]
     accountant = ledger["accountant"]
-    disjoint_sets = ledger.get("apart") or [None]  # share no person: the largest cost counts
+    disjoint_sets = ledger.get("apart") or [None]  # no person is in two, so the largest cost counts
     groups = [mechanisms_of(ledger, {*disjoint_sets} - {name}) for name in disjoint_sets]
     bound = max(renyi_epsilon(parts, delta) for parts in groups)
     text = f"epsilon: at most {bound:.6f} (Renyi) at delta {delta:g}, ledger.json states"
@@ -285,7 +285,7 @@ def main():
     parser.add_argument("--manifest", type=lambda sent: sent.strip().lower())
     parser.add_argument("folder", nargs="?", type=Path, default=Path(__file__).resolve().parent)
     options = parser.parse_args()
-    if hasattr(sys.stdout, "reconfigure"):  # False in IDLE and notebooks, which show any name
+    if hasattr(sys.stdout, "reconfigure"):  # IDLE and notebooks, which lack it, show any name
         sys.stdout.reconfigure(errors="backslashreplace")  # some terminals cannot show every name
     failures = 0
     for passed, text in results_of(options.folder, options.manifest):

@@ -82,7 +82,8 @@ class Groups(Strict):
 
     # Path of a table with two columns: `file`, a path below data.path, and `group`, the person's id
     csv: str | None = None
-    pattern: str | None = None  # Regular expression for file names, with one group around the id
+    # Regular expression for file names, with one pair of parentheses, around the id
+    pattern: str | None = None
     # Use a folder name as the id: true if pictures are in <class>/<id>/, outer if they are in
     # <id>/<class>/
     folder: bool | Literal["outer"] = False
@@ -93,8 +94,8 @@ class Groups(Strict):
     # Treat each NIfTI volume as one person with all its slices. A person with several volumes is
     # then not protected as a whole
     volume: bool = False
-    # Name of the column of metadata.*, the key in each .json (webdataset) or the array (.npz) that
-    # contains the ids
+    # Name of the column of metadata.*, of the key in each .json (webdataset), or of the array
+    # (.npz) that contains the ids
     column: str | None = None
     # Owner's confirmation that one person may have up to this many images. Without it, the limit
     # per id is 30 images, or 10 times the 90th percentile of the numbers of images per id, if that
@@ -203,8 +204,9 @@ class Data(Strict):
     # and the table has one column per label, these are the names of the columns
     classes: tuple[ClassName, ...] | None = None
     # Name of the label's column in metadata.csv, .jsonl or .parquet (imagefolder), or of the
-    # label's key in each .json (webdataset); None: labels are the names of folders, or .cls files.
-    # If `labels` is `several`, the column lists all labels of an image, as in "a|b"
+    # label's key in each .json (webdataset); None: the label is the name of the folder or, for
+    # webdataset, the content of the .cls or, without a .cls, the value of `label` in the .json. If
+    # `labels` is `several`, the column lists all labels of an image, as in "a|b"
     label_column: str | None = None
     # Column of metadata.* (imagefolder), such as sex or site; `evaluate` reports the accuracy for
     # each of its values. These numbers are local
@@ -246,7 +248,7 @@ class Data(Strict):
             if given and self.source not in takers:
                 raise ValueError(
                     f"data.{setting} applies only to data.source {', '.join(takers)}, not to "
-                    f"{self.source}: remove it"
+                    f"{self.source}: remove data.{setting}"
                 )
         if self.volume is not None and self.groups is None:
             raise ValueError(
@@ -286,8 +288,9 @@ class Data(Strict):
         if self.dataset_id is None and self.path is not None:
             raise ConfigError(
                 "data.dataset_id is missing, but data.path is set: choose a permanent name for "
-                f"these images. Set {self.source} if they are the public set of this name, or if "
-                "they were prepared before without a dataset_id: earlier charges then still count"
+                f"these images. Choose {self.source} if they are the public set {self.source}, or "
+                "if they were prepared before without a dataset_id: earlier charges then still "
+                "count"
             )
         return self.dataset_id or self.source
 

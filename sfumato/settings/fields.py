@@ -78,7 +78,7 @@ Draws = Annotated[int, Field(gt=0, le=1024)]
 # Limits of floats. Beyond them, a query could fail or release nothing useful after it was charged.
 PositiveFloat = Annotated[float, Field(ge=1e-9, le=1e10)]
 Scale = Annotated[float, Field(ge=1e-5, le=1e5)]
-# A step of Adam changes a weight by about the learning rate
+# At most 10, because a step of Adam changes a weight by about the learning rate
 LearningRate = Annotated[float, Field(ge=1e-9, le=10)]
 Norm = Annotated[float, Field(ge=1e-8, le=1e6)]  # an L2 clip
 Fraction = Annotated[float, Field(ge=0, lt=1)]

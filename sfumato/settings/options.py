@@ -131,8 +131,8 @@ Place = Annotated[Path, AfterValidator(absolute)]
 class InitOptions:
     """An owner's choices for a folder of images and its project.
 
-    If an option is None, a value is proposed, or the owner is asked if one is needed. Without
-    `public`, no public images are used.
+    If an option is None, a value is proposed, and the owner may be asked to confirm or replace it.
+    Without `public`, no public images are used.
 
     Raises:
         ConfigError: A value is not valid.

@@ -101,12 +101,12 @@ class Common(Strict):
 
 def defaults(stage: Stage) -> tuple[type[Settings], Settings]:
     """Return the type and the default of a stage's section. Raises ConfigError if there is no
-    default, or if the section has the name of another one.
+    default, or if another section already has this name.
     """
     failed = f"stage {stage.name}: the class {stage.settings_in} cannot be used for its settings"
     with explained(
         ConfigError,
-        lambda error: f"{failed} ({reason_of(error)}): fix its package, or uninstall it",
+        lambda error: f"{failed} ({reason_of(error)}): fix the stage's package, or uninstall it",
         causes=(Exception,),
     ):
         if stage.name in Common.model_fields:

@@ -205,7 +205,8 @@ class Teacher(QuerySettings):
     # Expected images per step: sample_rate = batch / size_hint; None: all images, sample_rate 1
     batch: Positive | None = None
     learning_rate: Annotated[float, Field(ge=1e-9, le=1e6)] = 60.0  # Initial learning rate
-    last_rate: Share = 1.0  # Final share of the initial learning rate. The rate falls linearly
+    # Final learning rate, as a share of the initial one. In between, the rate falls linearly
+    last_rate: Share = 1.0
     momentum: Fraction = 0.9  # Momentum of the gradient steps
     # L2 clip C of an image's errors. The error in a class is the label (1 or 0) minus the predicted
     # probability. With one label per image, the norm of the errors is at most √2

@@ -23,7 +23,7 @@ from sfumato.storage import documents
 Layer = dict[str, Any]
 # Keys that a project's `params.yaml` must contain because DVC tracks them, and their usual values
 TRACKED_KEYS = {"profile": "null", "data": "{}"}
-# Expected values, in words of YAML instead of Python, by pydantic's name of the error
+# Messages by pydantic's error type. Pydantic's own messages use words of Python instead of YAML
 EXPECTED = {
     "tuple_type": "expected a list, such as [a, b]",
     "dict_type": "expected keys and values, such as {key: value}",
@@ -156,8 +156,8 @@ def overlaid(under: Mapping[str, object], over: Mapping[str, object]) -> Layer:
 def validate(values: Layer, path: Path, *, layer: bool = False) -> Params:
     """Validate the values in the file `path`.
 
-    layer: True for a single layer. Only merged values must satisfy the rules for several keys of a
-    section, and contain all keys.
+    layer: True for a single layer. It may lack keys, and it may break a rule that compares several
+    keys of a section, because another layer may set some of these keys.
     """
     sections = {name: section for name, section in values.items() if isinstance(section, dict)}
     for stage, section in sections.items():
@@ -177,12 +177,12 @@ def validate(values: Layer, path: Path, *, layer: bool = False) -> Params:
         first = found[0]
         reason = EXPECTED.get(first["type"], first["msg"].removeprefix("Value error, "))
         key = ".".join(str(part) for part in first["loc"])
-        plain = re.sub(r"\.phases\.\d+", "", key)  # all phases have the same keys
+        plain = re.sub(r"\.phases\.\d+", "", key)  # removed.yaml has no phase numbers
         removed = documents.read_yaml(Path(__file__).with_name("removed.yaml"))
         if key.endswith(".enabled"):
             problem = f"{key} was removed: delete it, and list the stages to run in `run`"
         elif plain in removed:
-            problem = f"{key} was removed: delete it; its fixed value is {removed[plain]}"
+            problem = f"{key} was removed: delete it. Its value is now always {removed[plain]}"
         elif first["type"] == "extra_forbidden":
             hint = nearest(key, all_keys(Params), "no key is similar.", cutoff=0.4)
             problem = (
@@ -209,7 +209,7 @@ def is_of_several_keys(error: ErrorDetails) -> bool:
 def refuse_truth_values(kind: object, value: object, path: Path, key: str) -> None:
     """Raise ConfigError if true or false was written in place of a number or a text.
 
-    Python would read it as 1 or 0. kind: type of the setting `key`.
+    Python would read true as 1 and false as 0. kind: type of the setting `key`.
     """
     fields = {
         name: field.annotation

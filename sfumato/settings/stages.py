@@ -80,8 +80,8 @@ QUERIES = tuple(name for name, stage in STAGES.items() if stage.kind is QUERY)
 
 
 def dvc_stages() -> dict[str, tuple[list[str], list[str], list[str]]]:
-    """Return the commands, dependencies and outputs of every stage in `dvc.yaml`, by its name
-    there.
+    """Return the commands, dependencies and outputs of every stage in `dvc.yaml`, by the stage's
+    name in that file.
 
     Guarantee: no dependency or output contains sensitive images, hold-out images, their latents, or
     numbers measured on them. DVC writes the hashes of dependencies and outputs into git.

@@ -30,9 +30,9 @@ def account() -> str:
 
 
 def log_access(state: Path, **fields: object) -> None:
-    """Append a line with time, actor, account and `fields`. It is on disk when this returns.
+    """Append a line with time, actor, account and `fields`. The line is on disk when this returns.
 
-    The actor is $SFUMATO_ACTOR, which anyone may set. Without this variable, it is the account.
+    The actor is $SFUMATO_ACTOR, which anyone may set, or the account if this variable is not set.
     """
     who = {
         "time": int(time.time()),

@@ -105,7 +105,7 @@ def read_kept(path: Path, stage: str, digest: str | None, pay: str) -> str:
 
 
 def refuse_links(*folders: Path) -> None:
-    """Raise DataError if a folder, or anything inside the last folder, is a link or a device."""
+    """Raise DataError if one of `folders`, or anything inside the last one, is a link or device."""
     for path in (*folders, *folders[-1].rglob("*")):
         if path.is_symlink() or (path.exists() and not path.is_dir() and not path.is_file()):
             raise DataError(f"{path} is a link or a device: replace it with a copy of the file")
@@ -146,7 +146,7 @@ def changed_files(path: Path, files: Mapping[str, str], *, received: bool = Fals
     """List the differences between a directory and the sha256 of its files, one sentence each.
 
     received: True if the directory is a recipient's copy. Git, a hub or a file browser may have
-    changed it. So .gitattributes is then ignored, and added files that no loader opens are too.
+    changed it. In this case, .gitattributes and added files that no loader opens are ignored.
     """
     below = map(Path, entries_below(path))
     present = {p.relative_to(path).as_posix() for p in below if p.is_file()} - {PRIVACY}

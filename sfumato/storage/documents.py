@@ -48,8 +48,9 @@ def quoted(path: Path) -> str:
 
 
 def missing_text(path: Path, usual: str) -> str:
-    """Return the text of the error that a project's file is missing: `usual`, unless `stage merge`
-    made the project.
+    """Return the error message for a missing file of a project.
+
+    The message is `usual`, except in a project that `stage merge` made.
     """
     for folder in path.parents:
         with passing_over(*UNREADABLE):
@@ -140,7 +141,7 @@ def parse_yaml(text: str) -> Any:
         KeyError,
         OverflowError,
     ) as error:
-        # PyYAML raises YAMLError, and its constructors raise the others for a wrong tag or date
+        # PyYAML raises YAMLError. For a wrong tag or date, its constructors also raise the others
         raise ValueError(str(error) or type(error).__name__) from error
     check_plain(content)
     return content

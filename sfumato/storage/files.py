@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 from sfumato.errors import FULL, is_failure
 
 ATTRIBUTES = ".gitattributes"
-UNTOUCHED = "* -text\n"  # otherwise git on Windows changes line ends, so files have other hashes
+UNTOUCHED = "* -text\n"  # without it, git on Windows changes line ends, and so the files' hashes
 CLOCK_SKEW = 2.0  # Seconds by which the clocks of a file system and of processes may differ
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # First characters of a formula in a spreadsheet
 
@@ -88,7 +88,7 @@ def entries_below(folder: Path) -> Iterator[str]:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Name `path` in the error of a full disk if the error names no file: `write` names none."""
+    """Add `path` to the error of a full disk if it names no file. Errors of `write` name none."""
     try:
         yield
     except OSError as error:
@@ -124,7 +124,7 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def write_local(path: Path, content: bytes | memoryview) -> None:
-    """Write numbers or pixels of real images, readable by the owner only (0600), for any umask."""
+    """Write numbers or pixels of real images in mode 0600 (owner only), regardless of the umask."""
     with replacing(path) as temporary, open_private(temporary) as file:
         file.write(content)
 
@@ -265,7 +265,7 @@ def is_running(process: int, since: float) -> bool:
     try:
         found = psutil.Process(process)
         return bool(found.create_time() <= since and found.status() != psutil.STATUS_ZOMBIE)
-    except psutil.AccessDenied:  # belongs to another account
+    except psutil.AccessDenied:  # it runs, but belongs to another account
         return True
     except (psutil.NoSuchProcess, ValueError, OverflowError):
         return False
@@ -280,7 +280,7 @@ def make_folder(path: Path, mode: int = 0o777) -> None:
 
 
 def keep_private(directory: Path) -> None:
-    """Create a folder, and let only its owner read it and its files, for any umask."""
+    """Create a folder, and let only its owner read it and its files, regardless of the umask."""
     make_folder(directory)
     directory.chmod(0o700)
     for path in directory.iterdir():

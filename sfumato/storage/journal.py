@@ -154,7 +154,7 @@ class Journal:
         return found, len(lines) - len(found)
 
     def lines(self, file: Path | None = None) -> list[str]:
-        """Return the lines of the journal, or of another file, without an unfinished last one."""
+        """Return the lines of the journal, or of another file, without an unfinished last line."""
         path = file or self.path
         if not path.exists():
             return []
@@ -265,7 +265,7 @@ class Journal:
             elif len(content) > last:
                 os.ftruncate(descriptor, last)
             try:
-                # False if the disk is full: the next append cuts off the incomplete line
+                # False if the disk is full. The next append then cuts off the incomplete line
                 complete = os.write(descriptor, line) == len(line)
                 os.fsync(descriptor)
             except OSError:
@@ -288,7 +288,7 @@ def link(salt: bytes, before: str, entry: dict) -> str:
 
 
 def is_complete(line: str) -> bool:
-    """Return whether a line is a complete entry even without its newline."""
+    """Return whether a line contains a complete entry. The newline at its end may be missing."""
     try:
         return isinstance(parse_json(line), dict)
     except ValueError:

@@ -142,7 +142,7 @@ class BoundedReader(io.BufferedReader):
         self.size = os.fstat(self.fileno()).st_size
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Read like the base class. Raises ValueError rather than return more than `most`."""
+        """Read like the base class. Raises ValueError if the result would exceed `most` bytes."""
         remaining = max(0, self.size - self.tell())
         if size is None or size < 0 or size > remaining:
             size = remaining

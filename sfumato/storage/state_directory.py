@@ -86,8 +86,8 @@ def in_git(path: Path) -> bool:
     """Return whether git would track a file: it is in a work tree that does not ignore it.
 
     Git refuses to read a repository that another account owns. The file then counts as tracked,
-    unless `is_foreign` is true. An example is a parent folder, shared by many accounts, in which
-    another person made a repository.
+    unless `is_foreign` is true, for example because another person made a repository in a parent
+    folder that many accounts share.
     """
     path = path.resolve()
     root = next((folder for folder in path.parents if (folder / ".git").exists()), None)

@@ -155,7 +155,7 @@ def supported_classes(path: Path) -> dict[str, str]:
     if len(others) < len(MODEL_PARTS) - 2 or len(classes) - len(others) != 1:
         raise DataError(f"{path / INDEX} names {', '.join(classes) or 'no part'}: {LAYOUT}")
     for part, name in classes.items():
-        # A class with another name might run a program
+        # Loading a part of an unknown class might run a program
         if not (name in KNOWN[part] if part in KNOWN else name.endswith("Scheduler")):
             expected = (
                 f"{' or '.join(KNOWN.get(part, ['a scheduler']))}, as in Stable Diffusion 1.x and "

@@ -144,7 +144,8 @@ class LayerNorm(nn.LayerNorm):
 class SiLU(torch.autograd.Function):
     """x·sigmoid(x) with its backward pass in one kernel. Second derivatives raise an error.
 
-    Under `torch.func.grad` the built-in backward takes five passes over full-size temporaries.
+    Under `torch.func.grad`, the built-in backward pass goes five times over temporary tensors of
+    the size of x.
     """
 
     generate_vmap_rule = True

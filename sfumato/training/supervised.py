@@ -88,8 +88,8 @@ def train_supervised(
 def shift_and_mirror(images: Tensor, mirror: bool, random: torch.Generator | None = None) -> Tensor:
     """Shift each image of (B, C, H, W) at random by up to 1/SHIFT of its sides.
 
-    The pixels at its edges are repeated to fill the gap. mirror: whether to mirror each image with
-    probability 1/2; random: generator to draw from, None for the global generator.
+    The pixels at the image's edges are repeated to fill the gap. mirror: whether to mirror each
+    image with probability 1/2; random: generator to draw from, None for the global generator.
     """
     count, _, height, width = images.shape
     rows, columns = (  # (B, H), (B, W): row and column from which each pixel is taken

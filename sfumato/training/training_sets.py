@@ -48,8 +48,8 @@ def load_central(directory: Path, shape: Shape) -> tuple[Tensor, Tensor]:
     """Load all releases of `stage central`: ((R·M, C, H, W) float32 in [0, 1], (R·M,) int64).
 
     Each of the R releases has one image for each of the M classes. If the releases contain a
-    histogram for each pixel, the value of a pixel is the midpoint of its fullest bin. In all
-    releases, a median blur of each channel then removes noise. The blur costs no privacy.
+    histogram for each pixel, the value of a pixel is the midpoint of its fullest bin. With or
+    without histograms, a median filter of each channel then reduces the noise, at no privacy cost.
 
     shape: (C, H, W) of the sensitive images. Raises DataError for a release of another shape.
     """

@@ -1,4 +1,4 @@
-"""Compare Opacus' results for a ledger's charges with our own accountants."""
+"""Compare Opacus's results for a ledger's charges with our own accountants."""
 
 import math
 import random
