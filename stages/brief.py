@@ -22,7 +22,7 @@ def brief(out: OutOption = Path("brief")) -> None:
         resolve_project(Path(), state_dir(), Path("params.yaml"), dry_run=True, say=say), out
     )
     if unanswered:
-        say(f"the page lacks some answers. Set in params.yaml: {', '.join(unanswered)}")
+        say(f"the page lacks some answers: set {', '.join(unanswered)} in params.yaml")
     tell(
         f"{out / PAGE}: before the first run, everyone who must permit the release signs this page"
     )

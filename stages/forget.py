@@ -115,7 +115,8 @@ def show_kinds(title: str, kinds: Mapping[str, Sequence[Path]]) -> None:
     """Print one line per kind of files.
 
     Sizes are shown on a terminal only, because they reveal the number of images. Two files list the
-    broken pictures that were left out of a set. Their names are also shown on a terminal only.
+    broken pictures that were left out of a set. The names of these two files are also shown on a
+    terminal only.
     """
     from sfumato.data.left_out import LEFT_OUT, LEFT_OUT_FILES
 

@@ -32,9 +32,9 @@ CODE = 4  # bytes of an exit code; it is negative if a signal ended the command
 def circumstances() -> dict[str, object]:
     """Return what this process inherited, such as its environment and resource limits.
 
-    Variables that DVC or shells set for each command are left out. Libraries read some of these
-    values only when they are imported. If a command has other values, a fork of the server, which
-    has already imported the libraries, cannot run it.
+    Libraries read some of the inherited values only when they are imported. If a command inherited
+    other values than the server, a fork of the server, which has already imported the libraries,
+    cannot run the command. Variables that DVC or shells set for each command are left out.
     """
     umask = os.umask(0o077)
     os.umask(umask)

@@ -115,8 +115,8 @@ def vary(
 def beside_public(varied: Varied, images: Tensor, labels: Tensor, every: int, seed: int) -> Varied:
     """Keep one in `every` drawn images, and add public images.
 
-    Undistorted drawn images and public images come first, shuffled together. Distorted and blended
-    images follow.
+    Plain drawn images and public images come first, shuffled together. Distorted and blended images
+    follow.
 
     varied: drawn images, including distorted and blended ones;
     images: (B, C, H, W) uint8, public images;
@@ -232,8 +232,8 @@ def blend_partners(
 
     The images from index `end` on are blended, each with a partner from the images before `end`.
     The weight is the share of the image itself in the blend. The partner's class is drawn by the
-    teacher's probabilities for the image itself, but never its most probable class. If no image
-    before `end` has the drawn class, the partner is any of these images.
+    teacher's probabilities for the image itself, but it is never the image's most probable class.
+    If no image before `end` has the drawn class, the partner is any image before `end`.
 
     probabilities: (N, classes), by the teacher.
     """

@@ -2,7 +2,7 @@
 
     python verify.py [--manifest SHA256] [FOLDER]
 
-SHA256 is the hash of manifest.json, which the sender gave you separately. By default, FOLDER is
+SHA256 is the hash of manifest.json. The sender gave you the hash separately. By default, FOLDER is
 the folder of this file. Each check prints a line that begins with `ok`, `note` (not checked here)
 or `FAIL`. After a `FAIL`, the exit code is 1. This program needs Python 3.8 or newer. It imports
 only the standard library, opens no network connection and writes no file. The checks:

@@ -33,7 +33,10 @@ def device() -> torch.device:
         return torch.device("cpu")
     problem = no_cuda()
     if requested == "cuda" and problem:
-        raise ConfigError(f"SFUMATO_DEVICE=cuda cannot be used: {problem}")
+        raise ConfigError(
+            f"SFUMATO_DEVICE=cuda cannot be used: {problem}. Use a torch with CUDA on a machine "
+            "with a GPU, or set SFUMATO_DEVICE=cpu"
+        )
     return torch.device("cpu" if problem else "cuda")
 
 
@@ -77,7 +80,7 @@ def keep_freed_memory() -> None:
 def fast_bfloat16(device: str) -> bool:
     """Return whether the device has bfloat16 arithmetic.
 
-    No speed is measured, so the answer never changes on one machine.
+    The answer does not depend on a measured speed, so it never changes on one machine.
     """
     if device == "cuda":
         return torch.cuda.get_device_capability() >= (8, 0)  # an older GPU emulates it, slowly

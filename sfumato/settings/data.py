@@ -97,9 +97,9 @@ class Groups(Strict):
     # Name of the column of metadata.*, of the key in each .json (webdataset), or of the array
     # (.npz) that contains the ids
     column: str | None = None
-    # Owner's confirmation that one person may have up to this many images. Without it, the limit
-    # per id is 30 images, or 10 times the 90th percentile of the numbers of images per id, if that
-    # is more
+    # Owner's confirmation that one person may have up to this many images. The limit per id is this
+    # number (None: 30), or 10 times the 90th percentile of the numbers of images per id, if that is
+    # more
     largest: Positive | None = None
     # Owner's confirmation that each image without an id is its person's only image. Otherwise, such
     # images are refused

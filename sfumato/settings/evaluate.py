@@ -7,7 +7,7 @@ from pydantic import Field
 from sfumato.settings.fields import Positive, Settings
 from sfumato.settings.queries import OwnNetwork
 
-# See `sfumato.evaluation.classifiers`
+# Classifiers that `sfumato.evaluation.classifiers` can build
 ClassifierName = Literal["lr", "mlp", "cnn", "student", "wrn", "resnet", "resnext"]
 
 

@@ -48,8 +48,8 @@ def at_epsilon(epsilon: float, table: Mapping[float, float]) -> float:
 def noise_at(epsilon: float, table: Mapping[float, object]) -> str:
     """Look up a query's share of the budget at `epsilon` in a table such as {1: "30%", 10: "5%"}.
 
-    Between two entries, the share is proportional to a power of ε. Raises ValueError if an entry is
-    not a positive ε and a share.
+    Between two entries, the share is proportional to a power of ε. Raises ValueError unless each
+    entry maps a positive ε to a share.
     """
     logarithms = {}
     for key, value in table.items():
@@ -66,8 +66,8 @@ def weights_at(epsilon: float, sources: Mapping[str, object]) -> dict[str, objec
     """Resolve weights that depend on ε.
 
     For example, the weight {1: 2, 10: 0} is 2 up to ε = 1, 0 from ε = 10 on, and linear in ln ε in
-    between. If such a weight is 0 at `epsilon`, its source is left out. Raises ValueError if an
-    entry is not a positive ε and a weight of at least 0.
+    between. If such a weight is 0 at `epsilon`, its source is left out. Raises ValueError unless
+    each entry maps a positive ε to a weight of at least 0.
     """
     weights: dict[str, object] = {}
     for name, weight in sources.items():
@@ -93,8 +93,8 @@ class QuerySettings(Settings):
 
     The plan computes a noise multiplier from `noise`. The query itself does not read `noise`.
 
-    Some queries have the setting `batch`, the expected number of images in a draw. Without it, or
-    if it is None, all images are drawn.
+    Some queries have the setting `batch`, the expected number of images in a draw. If a query has
+    no such setting, or if the setting is None, all images are drawn.
     """
 
     releases: ClassVar[str] = ""  # key with the number of releases, if there can be several

@@ -20,7 +20,7 @@ from sfumato.storage.locks import file_lock, holding
 
 IN_USE = "in_use"  # Below the state directory: one folder of locks per dataset
 ANY = ".any"  # Folder for work that may concern any dataset
-# A process locks this file while its work begins. `stage forget` locks it while it deletes
+# A process locks this file while it marks a dataset, and `stage forget` while it deletes files
 GATE = ".gate.lock"
 
 until_the_end = ExitStack()  # Locks of `use_until_the_end`

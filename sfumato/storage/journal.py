@@ -32,7 +32,7 @@ GENESIS = "genesis"  # First entry or, in a journal older than the chain, the fi
 # Entry with records and heads that this journal lacked. They come from ledgers, artifacts, or a
 # journal that was set aside
 ADOPT = "adopt"
-REGROUP = "regroup"  # Images on which budget was spent were assigned to other groups
+REGROUP = "regroup"  # Images on which budget was spent were assigned to other persons
 WAY_OUT = (
     "what was spent is unknown, so nothing more can be spent. Restore the journal from a backup of "
     "the whole state directory, or run `stage ledger adopt`, which counts what can be read and "

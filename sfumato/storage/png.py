@@ -14,7 +14,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from sfumato.storage.files import replace_file
 
-if TYPE_CHECKING:  # see `sfumato.data.images`
+if TYPE_CHECKING:  # functions that need torch import it, so this module loads fast
     from torch import Tensor
 
 WIDEST_NAME = 320  # Maximum width of a name in a grid, in pixels

@@ -1,7 +1,7 @@
 """A public text-to-image model on disk, in the layout of `diffusers`.
 
-This module parses only JSON; it lists or hashes other files. So a plan can be checked without
-`diffusers` and `transformers`. Pickles are never opened.
+This module parses only JSON files. It only lists or hashes all other files, so a plan can be
+checked without `diffusers` and `transformers`. Pickles are never opened.
 """
 
 import re
