@@ -71,7 +71,7 @@ def sensitive(
     if different := {*(data.classes or content["classes"])} ^ {*content["classes"]}:
         tell(
             "note: the files define the classes themselves, so data.classes is not used. Names in "
-            f"only the files, or only data.classes: {', '.join(sorted(different))}"
+            f"the files only, or in data.classes only: {', '.join(sorted(different))}"
         )
     holdout = "from the test split of the source"
     if content["split"] == "keyed":

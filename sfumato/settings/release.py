@@ -87,11 +87,11 @@ class Synthesize(Settings):
     teacher_guidance: Annotated[float, Field(ge=0, le=1e3)] = 0.0
     # Add all images of `select`, with their labels, if they do no harm. To find out, one classifier
     # is trained with these images and one without them, and both are compared with the teacher. The
-    # images are added under two conditions. On public images, the classifier trained with them must
-    # agree with the teacher at least as often as the other classifier. On drawn images, it may
-    # agree up to 2 percentage points less often. If the images are added, only every k-th drawn
-    # image is kept, so that drawn and added images are about in the ratio of their weights in
-    # `sources`
+    # images are added under two conditions. On public images, the classifier with the images of
+    # `select` must agree with the teacher at least as often as the classifier without them. On
+    # drawn images, its agreement may be up to 2 percentage points lower. If the images are added,
+    # only every k-th drawn image is kept, so that drawn and added images are about in the ratio of
+    # their weights in `sources`
     choose: bool = False
     # Number of images to draw for each image that is kept; 1: keep all images. The kept images of a
     # class are chosen so that the mean of their features is as close as possible to the `frequency`
