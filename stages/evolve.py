@@ -1,6 +1,4 @@
-"""`stage evolve`: let sensitive images vote for images that a public renderer draws, in several
-rounds.
-"""
+"""`stage evolve`: let sensitive images vote, in several rounds, for images of a public renderer."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def by(size: int | Sequence[int]) -> str:
 
 
 def composed(text: str) -> str:
-    """Return a text in the composed form of Unicode (NFC). File names of macOS are decomposed."""
+    """Return a text in the composed form of Unicode (NFC), because macOS decomposes file names."""
     return unicodedata.normalize("NFC", text)
 
 

@@ -133,13 +133,14 @@ class Stage:
 
     @property
     def spread(self) -> bool:
-        """True if its work is distributed over the processes of a launch."""
+        """Return whether a launcher may divide the stage's work among many processes."""
         return self.shared or (self.kind is QUERY and not self.one_process)
 
     @property
     def public_only(self) -> bool:
-        """True if its result depends only on the public set. One result can then be used for
-        several sensitive sets.
+        """Return whether the stage's result depends only on the public set.
+
+        If so, one result can be used for several sensitive sets.
         """
         return self.inputs == ("public",)
 

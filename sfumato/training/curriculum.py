@@ -182,9 +182,9 @@ def rand_augment(images: Tensor, operations: int, generator: torch.Generator) ->
     augment = RandAugment()
     bag = [*augment._augmentation_space(augment.num_magnitude_bins, images.shape[-2:]).items()]
 
-    # Operations are drawn for each group, as in `RandAugment.forward`.
-    # The global generator is not used, because this function may run in a second thread.
-    # Then each operation is applied to all images for which it was drawn.
+    # Operations are drawn for each group, as in `RandAugment.forward`. Each operation is applied
+    # later, to all images for which it was drawn. The global generator is not used, because this
+    # function may run in a second thread.
     rounds: list[dict[tuple[str, float], list[Tensor]]] = [{} for _ in range(operations)]
     for group, groups_of in itertools.product(order.split(IMAGES_PER_DRAW), rounds):
         name, (magnitudes, signed) = bag[int(torch.randint(len(bag), (1,), generator=drawn))]
