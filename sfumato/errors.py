@@ -132,8 +132,8 @@ def public(error: SfumatoError) -> SfumatoError:
     return error
 
 
-# Functions that `reading_sensitive` calls. `stage` adds two: from then on, output is withheld, and
-# the operating system writes no core dumps
+# Functions that `reading_sensitive` calls. `stage` adds two: after they are called, output is
+# withheld, and the operating system writes no core dumps
 watchers: list[Callable[[], None]] = []
 
 

@@ -26,7 +26,7 @@ TUNE_AGAIN = "run `stage finetune` again"
 
 
 class LoraLinear(nn.Linear):
-    """A frozen linear layer with weight (m, n), plus an adapter A (m, r), B (r, n)."""
+    """A frozen linear layer with weight (m, n), and its adapter: A, (m, r), and B, (r, n)."""
 
     def __init__(self, layer: nn.Linear, a: Tensor, b: Tensor, scale: float) -> None:
         super().__init__(
@@ -65,7 +65,7 @@ def add_lora(
                 "middle.0.attention.q.weight"
             )
         # A subclass is refused, because an adapter has no effect if other code reads the weight
-        # instead of calling the layer. nn.MultiheadAttention reads such a weight.
+        # instead of calling the layer, as nn.MultiheadAttention does with its output projection.
         if type(layer) is not nn.Linear:
             raise ConfigError(
                 f"{name} belongs to a {type(layer).__name__}: only a plain nn.Linear can be adapted"
@@ -73,8 +73,8 @@ def add_lora(
         rows, columns = layer.weight.shape
         if rank > min(rows, columns):
             raise ConfigError(
-                f"adapter rank {rank} exceeds a side of {name}, which is a {rows}×{columns} "
-                "matrix: raise model.width, or change finetune.trainable"
+                f"adapter rank {rank} exceeds the shorter side of {name}, a matrix of size "
+                f"{rows}×{columns}: raise model.width, or change finetune.trainable"
             )
         layers[path] = layer
     public = torch.Generator().manual_seed(seed)

@@ -14,7 +14,8 @@ from sfumato.runtime import compute, distributed
 # Estimated number of float32 copies of the trained parameters: the moving average, Adam's moments,
 # sums, noise and others
 COPIES = 8
-# Error messages of CUDA, cuBLAS and cuDNN for too little memory, or for a size without a kernel
+# Parts of error messages in which CUDA, cuBLAS or cuDNN reports too little memory, or a size for
+# which it has no kernel
 DOES_NOT_FIT = (
     "out of memory",
     "CUBLAS_STATUS_",
@@ -62,7 +63,8 @@ def choose_microbatch(
         if images := distributed.all_min(images):
             return images, distributed.all_min(some)
     raise MemoryError(
-        "the gradient of one image does not fit into GPU memory: use a smaller network"
+        "the gradient of one image does not fit into GPU memory: use a smaller network or smaller "
+        "images"
     )
 
 
@@ -93,15 +95,15 @@ def fitting(
         most = min(500, 4000 // draws)
     else:
         most = min(max(64, batch / 16), 128, max(4, 256 // draws))
-    # On a GPU, clipping copies the rows.
+    # Bytes of one image's float32 gradient. On a GPU, clipping makes a copy of the gradients
     rows = (8 if gpu else 4) * number_of_weights(parameters)
     largest = int(max(1, min(most, room / rows, passes / draws)))
     if not gpu:
         largest = max(1, min(largest, int(batch / 2)))
         return 1 << (largest.bit_length() - 1), draws  # rounded down to a power of two
     # A step seldom draws more images than `drawn`.
-    # The last microbatch is filled up with copies. To compute few copies, microbatches divide
-    # `drawn` nearly evenly.
+    # The last microbatch is filled up with copies of images. To keep the number of copies small,
+    # `drawn` is divided nearly evenly into microbatches.
     drawn = batch + 2 * math.sqrt(batch)
     return math.ceil(drawn / math.ceil(drawn / largest)), draws
 
@@ -139,7 +141,7 @@ def device_of_parameters(parameters: Mapping[str, Tensor]) -> torch.device:
 
 
 def room_on(device: torch.device, parameters: Mapping[str, Tensor]) -> float:
-    """Return how many bytes the per-image gradients may use. Activations may use as many again."""
+    """Return how many bytes the per-image gradients may use. Activations may use as many too."""
     if device.type != "cuda":
         return 2**30  # larger microbatches are not faster
     free, _ = torch.cuda.mem_get_info(device)
@@ -197,7 +199,7 @@ def fits(model: Denoiser, parameters: Mapping[str, Tensor], images: int, draws: 
 def blanks(
     model: Denoiser, parameters: Mapping[str, Tensor], images: int, draws: int
 ) -> tuple[Tensor, Tensor, Draws]:
-    """Return black images with labels and draws, as arguments for `per_image_gradients`."""
+    """Return blank (black) images, labels and draws, as arguments of `per_image_gradients`."""
     device = device_of_parameters(parameters)
     black = torch.zeros(images, *model.shape, device=device)
     levels = torch.ones(images, draws, dtype=torch.int64, device=device)

@@ -26,7 +26,7 @@ Geometry = tuple[list[int], list[int], list[int]]  # stride, padding, dilation
 
 
 class NoRuleError(RuntimeError):
-    """A use of a trained weight for which this module has no per-image gradient."""
+    """A trained weight is used in a way for which this module has no per-image gradient."""
 
 
 class PerImage(TorchFunctionMode):
@@ -115,7 +115,8 @@ class Layer(torch.autograd.Function):
         """Compute the output.
 
         kind: the function that the layer computes, with its derivatives;
-        rows: rows of the weight, and rows of the bias; each is None if it is not trained.
+        rows: rows of the weight, and rows of the bias. None replaces the rows of a weight or bias
+        that is not trained.
         """
         ctx.save_for_backward(x, weight)
         ctx.kind, ctx.images = kind, images
@@ -218,7 +219,7 @@ def grouped_weight_gradients(
     )
     shape = weight.new_empty(images * wide, *weight.shape[1:])  # only the shape is used
     rows = convolution_backward(gradient, x, shape, geometry, images, [False, True, False])[1]
-    assert rows is not None  # requested by the mask
+    assert rows is not None  # not None, because the mask requests it
     return rows.unflatten(0, (images, wide))[:, :outputs]
 
 
@@ -229,9 +230,9 @@ def shifted_weight_gradients(
 
     On a GPU, this is usually faster (see `choose_microbatch`).
 
-    The product sums over the zero-padded pixels of all draws of an image, and uses one copy of the
-    pixels per column of the kernel. Each image has a separate matrix, so no product reads another
-    image's pixels, not even multiplied by zero.
+    Each product sums over the zero-padded pixels of all draws of an image, and uses one shifted
+    copy of the pixels per column of the kernel. Each image has a separate matrix, so no product
+    reads another image's pixels, not even multiplied by zero.
     """
     (high, wide), (down, right), (tall, broad) = geometry
     outputs, inputs, rows, columns = weight.shape

@@ -128,8 +128,8 @@ class Gradients:
         self.microbatch_size, self.draws_per_pass = choose_microbatch(
             model, self.parameters, config.draws, public_batch, config.microbatch_size
         )
-        # Makes the models of all processes equal: it must not matter which process computes an
-        # image's gradient
+        # Make the models of all processes equal, because an image's gradient must not depend on the
+        # process that computes it
         distributed.agree(model.state_dict().values())
         if autocast is None:
             autocast = distributed.broadcast_object(fast_bfloat16(self.device.type))
@@ -294,7 +294,7 @@ def update(state: State, noised: Tensor, public: Tensor | None = None) -> dict[s
 def step_noise(noise_multiplier: float, weights: int, batch: float) -> float:
     """Estimate the norm of one step's noise, in units of the clip norm: σ·√P / batch.
 
-    If it exceeds 1, a step is mostly noise, no matter what the images are.
+    If this norm exceeds 1, a step is mostly noise, no matter what the images are.
 
     noise_multiplier: σ; weights: P, the number of trained weights; batch: expected size of a draw.
     """
@@ -304,7 +304,8 @@ def step_noise(noise_multiplier: float, weights: int, batch: float) -> float:
 def epsilon_by_step(mechanism: Mechanism, delta: float | None) -> Callable[[int], float]:
     """Return a function from a number of steps of a mechanism to a bound on ε, for the log.
 
-    The bound is Rényi's for any accountant, because the exact ones are too slow for each row.
+    The bound comes from Rényi accounting, whatever `privacy.accountant` is, because the other
+    accountants are too slow to run for each row of the log.
     """
     per_step = rdp_curve([replace(mechanism, uses=1).event])
     return lambda steps: epsilon_and_order(per_step * steps, delta or 0.0)[0]

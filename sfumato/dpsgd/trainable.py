@@ -50,7 +50,8 @@ def choose_trainable(
     - attention: every parameter of the attention layers (DP-LDM, without its conditioning
       embedder).
     - attention-lora: adapters on all query, key and value matrices (DP-LoRA).
-    - salient: the first matrices in `ranking`, a share `settings.ratio` of all, without adapters.
+    - salient: the matrices at the top of `ranking`, without adapters. Their share of all matrices
+      in `ranking` is `settings.ratio`.
     - salient-lora: adapters on the same matrices as `salient`; the rest is frozen (DP-SAPF).
 
     ranking: names of all `candidates`, the most salient first; None if no ranking is needed.
@@ -96,9 +97,11 @@ def choose_trainable(
 def trained_parameters(
     model: Denoiser, settings: Finetune | Saliency, seed: int
 ) -> dict[str, Tensor]:
-    """Prepare `model` in place as a stage does, and return the parameters that the stage trains.
+    """Prepare `model` in place as a stage with `settings` does, and return the parameters that the
+    stage trains.
 
-    If the stage needs a ranking, the candidates are used in the order of the model instead.
+    If the stage needs a ranking, the list of `candidates`, in the order of the model, takes its
+    place.
     """
     if isinstance(settings, Saliency):
         trained = candidates(model)

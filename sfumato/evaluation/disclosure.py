@@ -160,8 +160,7 @@ def compare_nearness(near: np.ndarray, strangers: np.ndarray, unit: str) -> dict
 
 
 def copy_test(near: np.ndarray, strangers: np.ndarray, k: int, tests: int) -> dict:
-    """Test whether too many training units are nearer to the release than the k-th nearest
-    stranger.
+    """Run one of the tests of `compare_nearness`, for one k.
 
     The prior odds that a unit is a training unit are about n to m. If the release is ε-private, the
     odds that one of the nearest units is a training unit are at most e^ε times the prior odds.
@@ -202,7 +201,8 @@ def copying_p_value(count: int, k: int, n: int, m: int, tests: int) -> float:
 def undetected(n: int, m: int, tests: int) -> int:
     """Compute the largest number of copies that could remain undetected, at most n.
 
-    Copies are nearer than all strangers. The more copies, the smaller is the p-value for k = 1.
+    Copies are nearer than all strangers. The p-value for k = 1 falls with the number of
+    copies.
     """
 
     def detected(copies: int) -> bool:

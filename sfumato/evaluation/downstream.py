@@ -184,7 +184,7 @@ def aggregate(
 ) -> dict:
     """Average the accuracies, in [0, 1], of classifiers that differ only in their seed.
 
-    groups: see `resampled`; compared: (N,) text, a property of each image.
+    groups: see `resampled`; compared: (N,) text, see `by_column`.
 
     Returns {"mean", "std", "per_seed", "per_class": [{"class", "mean", "std"}, …], "shifted":
     {distortion: mean}}. For a single seed, "std" is None. "per_class" leaves out classes whose
@@ -224,9 +224,9 @@ def bootstrap_interval(right: np.ndarray, groups: np.ndarray | None = None) -> l
     """Compute the 95 % bootstrap interval of an accuracy, [low, high], by resampling the hold-out.
 
     right: (N,), for each image the share of classifiers that classify it correctly; groups: see
-    `resampled`. If the accuracy is 0 or 1, all resamples are equal. The interval of Clopper and
-    Pearson for the number of persons replaces them. Otherwise, returns [] if all images are of one
-    person.
+    `resampled`. If the accuracy is 0 or 1, all resamples would be equal, so the Clopper–Pearson
+    interval for the number of persons is returned instead. For any other accuracy, returns [] if
+    all images are of one person.
     """
     persons = int(unit_numbers(len(right), groups).max()) + 1
     if right.min() == 1:
@@ -268,8 +268,8 @@ def unit_numbers(count: int, groups: Cells = None) -> np.ndarray:
 
 
 def ranked(scored: Sequence[Scored], classes: Sequence[str], groups: Cells = None) -> list[dict]:
-    """Compute the usual numbers of medical studies with two classes: AUROC, and the sensitivity to
-    each class.
+    """Compute the numbers that medical studies with two classes usually report: the AUROC, and the
+    sensitivity to each class.
 
     For the sensitivity to a class, the threshold is chosen so that at least the share SPECIFICITY
     of the other class is classified correctly. The sensitivity is the share of the class that is

@@ -103,7 +103,7 @@ def evaluate_folder(
     changed = made_from_others(artifacts, odometer, metrics["identity"]["data"])
     if changed:
         metrics["warnings"].append(OTHER_IMAGES)
-    # If False, the last warning gives the reason. There are no rows if the hold-out is `unusable`
+    # If this is False, the last warning gives the reason. An `unusable` hold-out gives no rows
     measured = not changed and bool(classifier_rows(metrics[RELEASE]))
     chosen = chosen_metrics(plan.settings) if measured else ()
     compared = without_repeats(train, held_out) if copied and measured else (train, holdout)
@@ -140,10 +140,10 @@ def evaluate_folder(
 
 
 def judged(metrics: Metrics, held_out: ImageSet, holdout: ImageSet, measured: bool) -> Verdict:
-    """Judge the release if possible.
+    """Judge the release, or state why it cannot be judged.
 
-    held_out: the hold-out; holdout: the hold-out without copies; measured: if False, the last
-    warning gives the reason why there is no verdict.
+    held_out: the hold-out; holdout: the hold-out without copies; measured: whether the numbers
+    allow a verdict. If not, the last warning gives the reason.
     """
     lost = lost_classes(held_out, holdout)
     if measured and lost is None:

@@ -17,7 +17,8 @@ from sfumato.training.supervised import apply
 LOOK_ALIKES = 0.01  # Up to this share of the hold-out may resemble training images by chance
 # Nearly all resized copies exceed this correlation. At most 0.3 % of other pictures do.
 ALIKE = 0.9975
-FEWEST_KEPT = 0.1  # A class with a smaller share of its hold-out images left is not judged
+# If a class has a smaller share of its hold-out images left, the release is not judged
+FEWEST_KEPT = 0.1
 AT_ONCE = 4096  # Images to compare at a time
 
 
@@ -42,14 +43,14 @@ def without_copies(holdout: ImageSet, train: ImageSet, split: str) -> tuple[Imag
     return holdout.take(~copied), [
         "the hold-out contains copies of training images, perhaps resized (copies: "
         f"{copied.sum()} of {len(holdout)} hold-out images). These copies are left out of all "
-        "results. In the tests for copies, all images that resemble another image are left out. "
-        f"{advice}"
+        "results. In the tests for copies, all images that resemble another image (of another "
+        f"person, if persons are known) are left out. {advice}"
     ]
 
 
 def lost_classes(before: ImageSet, after: ImageSet) -> str | None:
-    """Return the reason why a release cannot be judged if nearly all hold-out images of a class
-    were left out, or None.
+    """Return the reason why the release cannot be judged, if nearly all hold-out images of a class
+    were left out. Otherwise, return None.
 
     before: the hold-out; after: the hold-out without copies.
     """

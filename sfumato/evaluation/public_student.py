@@ -1,7 +1,7 @@
 """Score sets of images by a linear classifier on the features of a public network.
 
-Tables and messages call this classifier the second student. A new one is trained on each set. Its
-scores can be compared between sets, but not with the scores of other classifiers.
+Tables and messages call this classifier the second student. A new classifier is trained on each
+set. The scores can be compared between sets, but not with the scores of other classifiers.
 """
 
 from collections.abc import Mapping, Sequence

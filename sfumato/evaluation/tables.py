@@ -56,7 +56,7 @@ def tables_of(metrics: Mapping) -> Iterator[Table]:
         for name, share in verdict["accuracy"].items()
     )
     heads = ["classifier, or its training set", measure, "mean over classes"]
-    yield table_of("The best classifier of each kind, % (local)", heads, rows)
+    yield table_of("The best classifiers, compared with guessing, % (local)", heads, rows)
 
 
 def reliability_heads(measure: str) -> list[str]:

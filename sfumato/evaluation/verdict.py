@@ -41,7 +41,8 @@ VERDICT_LEVELS = {
 }
 HANDED_OUT = ("teacher", "student")  # Classifiers that may be shared together with the release
 UNJUDGED = "cannot be judged"
-# If a class has fewer hold-out images, or fewer are without a label, the release is not judged
+# The release is not judged if any class has fewer hold-out images than this. With several labels
+# per image, each label must also be absent from at least this number of hold-out images
 FEWEST_OF_A_CLASS = 10
 
 
@@ -101,7 +102,8 @@ def verdict(
     above = max(balanced.get(name, 0.0) for name in (*HANDED_OUT, "real")) - chance
     if "real" not in balanced:
         above = 1.0 - chance
-    clear = 3.0 * guessing_error(labels, classes, groups)  # random errors are hardly larger
+    # Guessing hardly ever exceeds chance by more than this
+    clear = 3.0 * guessing_error(labels, classes, groups)
     learned = None
     lacking = too_few(present, labels)
     if lacking:
@@ -110,8 +112,9 @@ def verdict(
     elif above <= clear:
         level = "unknown"
         sentence = (
-            "the hold-out is too small to show that even classifiers trained on the real images "
-            "learn anything, so the release cannot be judged"
+            "the hold-out is too small to show that classifiers trained on the real images are "
+            "better than guessing, so the release cannot be judged. Hold out more images in the "
+            "next release"
         )
     else:
         learned = (release - chance) / above
@@ -155,8 +158,9 @@ def too_few(present: np.ndarray, labels: np.ndarray) -> str | None:
         )
     if labels.ndim == 2 and without < FEWEST_OF_A_CLASS:
         return (
-            f"the hold-out needs at least {FEWEST_OF_A_CLASS} images without each label, but has "
-            f"only {without} without one of the labels. Hold out more images in the next release"
+            f"for each label, the hold-out needs at least {FEWEST_OF_A_CLASS} images without this "
+            f"label, but has only {without} without one of the labels. Hold out more images in the "
+            "next release"
         )
     return None
 
@@ -232,13 +236,13 @@ def guessing_error(labels: np.ndarray, classes: int, groups: np.ndarray | None =
     """Return the standard error of the balanced accuracy of a classifier that guesses all classes
     equally often.
 
-    All images of a person and class may be classified correctly or wrongly together. If images have
-    several labels, returns an upper bound for the mean AUROC of random scores instead (source: the
-    variance of rank sums). For the arguments, see `verdict`.
+    The error allows for a classifier that treats all images of one person in one class alike. If
+    images have several labels, returns an upper bound for the mean AUROC of random scores instead
+    (source: the variance of rank sums). For the arguments, see `verdict`.
     """
     units = np.arange(len(labels)) if groups is None else np.unique(groups, return_inverse=True)[1]
     having = labels.astype(bool) if labels.ndim == 2 else labels[:, None] == np.arange(classes)
-    # Number of persons with images of each class, and with images of other classes
+    # Effective number of persons with images of each class, and with images of other classes
     of, other = (
         np.array([effective_number(units[rows]) for rows in part.T]) for part in (having, ~having)
     )
@@ -248,14 +252,15 @@ def guessing_error(labels: np.ndarray, classes: int, groups: np.ndarray | None =
         return math.sqrt(chance * (1 - chance) * (1 / present).sum()) / len(present)
     with np.errstate(divide="ignore"):
         errors = np.sqrt((of + other + 1) / (12 * of * other))
-    varying = np.isfinite(errors)  # not for a label that all images have, or none has
+    varying = np.isfinite(errors)  # False for a label that all images have, or no image has
     return float(errors[varying].mean()) if varying.any() else math.inf
 
 
 def effective_number(units: np.ndarray) -> float:
-    """Return how many persons with equally many images would give a mean that varies as much.
+    """Return the effective number of persons.
 
-    It is smaller than the number of persons if some persons have more images than others.
+    The mean over the images varies as much as a mean over this many persons with one image each.
+    The result is smaller than the number of persons if some persons have more images than others.
     units: person of each image, numbered from 0.
     """
     sizes = np.bincount(units)

@@ -45,7 +45,8 @@ FEATURES: dict[str, Callable[[Shape], nn.Module]] = {
     "imagenet-middle": from_module("own_network", "imagenet_middle"),
 }
 # FEATURES does not contain these maps, because they need a network.
-# CLASSIFIER and CELLS are the methods `features` and `feature_map` of a trained public classifier.
+# CLASSIFIER and CELLS are computed by the methods `features` and `feature_map` of a public
+# classifier.
 CLASSIFIER = "classifier"
 CELLS = "cells"
 OWN = "own"  # Map of the owner's network, `sfumato.features.own_network`

@@ -14,7 +14,7 @@ class ColourHistogram(nn.Module):
     """Histogram of the colours of an image, as square roots, so that small regions count more.
 
     (B, C, H, W) -> (B, d) with d = LEVELS^C colours, and a norm of about √d. A pixel counts for the
-    colours near its own colour, weighted by distance. Images with more than `scattering.LARGEST`
+    colours near its own colour, more for nearer ones. Images with more than `scattering.LARGEST`
     pixels on the shorter side are first averaged over blocks, so that a colour counts only if it
     fills a block.
     """

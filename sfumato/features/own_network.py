@@ -121,7 +121,7 @@ def of_architecture(
         if architecture == LITE0
         else models.get_model(architecture, weights=None)
     )
-    if settings.channels == 1:  # torchvision's models expect three
+    if settings.channels == 1:  # torchvision's models expect three channels
         first = next(layer for layer in network.modules() if isinstance(layer, nn.Conv2d))
         first.weight = nn.Parameter(first.weight[:, :1])
     last = [name for name, layer in network.named_modules() if isinstance(layer, nn.Linear)][-1:]

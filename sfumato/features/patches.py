@@ -81,8 +81,8 @@ def whitened_patches(channels: int, side: int) -> tuple[Tensor, Tensor]:
     """Return one filter for each of FILTERS texture patches, and the filters that whiten a patch.
 
     The texture patches are drawn from 120 textures, whitened and scaled to norm 1. Each is then
-    multiplied by the whitening matrix. So its filter whitens a patch of an image and compares it
-    with the texture patch in one step.
+    multiplied by the whitening matrix, which gives its filter. So one convolution both whitens the
+    patches of an image and compares them with the texture patch.
 
     side: side of a patch, in pixels.
 

@@ -55,7 +55,7 @@ def map_of(feature: str, shape: Shape, network: Network) -> nn.Module:
 
 
 class SideBySide(nn.Module):
-    """The outputs of several maps side by side: (B, C, H, W) -> (B, Σ d), rows of norm 1 at most.
+    """The outputs of several maps side by side: (B, C, H, W) -> (B, Σ d), rows of norm at most 1.
 
     The output of each map is centred and scaled to norm √w, where w is the map's share of the sum
     of all weights.
@@ -114,8 +114,8 @@ class ProjectedFeatures(nn.Module):
         super().__init__()
         if max(shape) > 2048:
             raise DataError(
-                f"images of shape {tuple(shape)} are too large: features support at most 2048 "
-                "pixels per side"
+                f"images of shape {tuple(shape)} are too large for feature maps: set data.size to "
+                "2048 pixels or fewer"
             )
         self.feature = feature
         self.shape: Shape = (*shape,)

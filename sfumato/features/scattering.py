@@ -172,8 +172,8 @@ def block_average(planes: Tensor, size: int, across: int = 0) -> Tensor:
 
     If a gradient is needed and all blocks have the same size, each group of `size` rows is
     multiplied by a small matrix, which is many times faster on a CPU than average pooling. In all
-    other cases, average pooling is used. It gives an image the same bits at every place in the
-    batch.
+    other cases, average pooling is used, because its result for an image is the same, to the last
+    bit, at every place in the batch.
     """
     across = across or size
     if size == across == 1:

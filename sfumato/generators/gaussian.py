@@ -104,7 +104,7 @@ def fit_gaussians(
     generator = GaussianGenerator(
         features.arguments, len(priors), 0 if details is None else len(details)
     )
-    # The share of a rare class is raised to a floor
+    # The share of a rare class is raised to a floor, because the noise is divided by the share
     shares = priors.double().clamp(min=0.1 / len(priors))[:, None]
     means, seconds = features.moments(release.table.double().T / shares)
     noise = features.radius * deviation / math.sqrt(1 - features.products) / shares

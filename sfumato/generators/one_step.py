@@ -353,8 +353,8 @@ def labels_to_fit(
     at random, with at least two images each (see `mismatch`). Returns labels, (count,) int64, and
     weights, which are one-hot rows, (count, classes) float32.
 
-    With several labels per image, there is one stratum per label, and one for images without
-    labels. Each image belongs to one stratum. The strata are drawn like the classes above.
+    With several labels per image, the batch is divided into strata: one per label, and one for
+    images without labels. The strata are drawn like the classes above.
     An image in a label's stratum has this label, and its other labels are drawn by
     `several_labels`. So the stratum represents all images with this label. Returns labels, (count,
     classes) uint8, and weights, (count, classes + 1) float32. The weights of an image are its row

@@ -137,7 +137,7 @@ def missing_stages(params: Params) -> Problems:
                 yield (
                     f"{recipe}: {who} requires {other}, which is switched off. Add {other} to run, "
                     f"or {way_out}. If params.yaml contains run, it replaces the recipe's list: to "
-                    "use the recipe's, remove run from params.yaml"
+                    "use the recipe's list, remove run from params.yaml"
                 )
 
 

@@ -52,9 +52,9 @@ USUAL_EPSILON = 5.0  # The prompt proposes this ε. It is used only if the owner
 class Owner:
     """The owner, who answers questions about options that were not given.
 
-    ask: function of a question, a default answer and the type of the answer. For a yes-or-no
-    question, the type is None. If there is no one to answer, `ask` itself is None, and each answer
-    is the default;
+    ask: function that takes a question, a default answer and the type of the answer, and returns
+    the answer. For a yes-or-no question, the type is None. If there is no one to answer, `ask`
+    itself is None, and each answer is the default;
     see: function that shows a line that only the owner may read;
     spelling: function that takes an option's name, such as size_hint, and returns its form in this
     front end: on the command line with dashes, in Python unchanged.
@@ -246,7 +246,7 @@ def propose_for(
         plan=make_plan(
             chosen.params, proposed_card(chosen.params, seen.classes, seen.held_out is not None)
         ),
-        # A note about the owner's own number would show whether it is the true one
+        # If the owner gave the number, a note that it is the rounded count would confirm it
         counted=options.size_hint is None and known.size_hint == rounded_count(seen),
         spelling=owner.spelling,
     )

@@ -148,10 +148,10 @@ def seconds_of_plans(plans: Mapping[str, StagePlan[Any]], state: Path) -> dict[s
 def corrected(name: str, work: Work, machine: Machine) -> float | None:
     """Estimate a stage's seconds, and correct the estimate by the stage's last run.
 
-    The estimate is multiplied by the ratio of that run's real duration to its estimated duration.
-    It is not corrected if that estimated duration is 1 second or less, or if the ratio is not
-    between 1/4 and 4. If the stage's work is unknown, the last run's duration is returned, or None
-    if there is none. A run with another image shape or model is ignored.
+    The correction is a factor: the real duration of the last run, divided by its estimated
+    duration. There is no correction if that estimated duration is 1 second or less, or if the
+    factor is not between 1/4 and 4. If the stage's work is unknown, the last run's duration is
+    returned, or None if there is no such run. A run with another image shape or model is ignored.
     """
     run = machine.content["runs"].get(name, {})
     same_model = run.get("model") in (None, work.params.model.non_default())
@@ -169,7 +169,7 @@ def corrected(name: str, work: Work, machine: Machine) -> float | None:
     if then is None:
         return seconds
     before = machine.seconds(then.of(name) or 0.0)
-    # A ratio outside these bounds means that the stage was resumed, or that other programs ran
+    # A factor outside these bounds means that the stage was resumed, or that other programs ran
     if before > 1 and 1 / 4.0 < run["seconds"] / before < 4.0:
         return seconds * run["seconds"] / before
     return seconds

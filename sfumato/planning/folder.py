@@ -74,11 +74,12 @@ def resolve_project(
         raise ConfigError("dvc.yaml was outdated and has been updated: run `dvc repro` again")
     if loaded.runs("synthesize") and "parquet" in loaded.synthesize.export:
         check_parquet()  # checked before anything is spent
-    # Public models are read before any sensitive file, so that logs contain the error
+    # Public models are read before any sensitive file, so that logs can still show an error
     inputs = [one for name in loaded.run for one in STAGES[name].inherited(folder, loaded, state)]
     card, prepared = card_of_plan(folder, loaded, state, dry_run, say)
     odometer = Odometer(state, card.dataset_id)
-    conversions(loaded.data, dataset_directory(state, card.dataset_id), odometer)  # may refuse
+    # Raises ConfigError if budget was spent on this version of the images with other settings
+    conversions(loaded.data, dataset_directory(state, card.dataset_id), odometer)
     # Only the owner may learn whether pictures changed
     if see is not None and (note := changed_pictures(folder, loaded, state)):
         see(note)

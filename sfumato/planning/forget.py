@@ -45,8 +45,8 @@ def datasets(state: Path) -> list[str]:
 def private_files(state: Path, dataset_id: str) -> dict[str, list[Path]]:
     """Return the files that `forget_dataset` deletes in the state directory, by kind.
 
-    Unpacked archives, which it deletes too, are not listed. An invalid journal is not an error
-    here.
+    The unpacked archives, which `forget_dataset` deletes too, are not listed. An invalid journal is
+    not an error here.
     """
     home = dataset_directory(state, dataset_id)
     unfinished = re.compile(rf"\.{re.escape(dataset_id)}\.(\d+(-\w+)?\.tmp|old|shards)")
@@ -112,8 +112,8 @@ def forget_dataset(state: Path, dataset_id: str, here: Iterable[Path] = ()) -> s
 
     The journal is kept. It records the deletion, and its charges still count.
 
-    If the process is killed, call the function again. An invalid journal is not changed; the
-    function then returns why it is invalid, and otherwise None. Raises BudgetError if another
+    If the process is killed, call the function again. If the journal is invalid, it is not
+    changed, and the reason is returned. Otherwise, returns None. Raises BudgetError if another
     process works with the images.
     """
     odometer = Odometer(state, dataset_id)

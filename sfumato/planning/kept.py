@@ -83,7 +83,7 @@ class Past:
         run = decision.run
         if decision.kind != "restore" or run is None:
             return decision
-        # Only the journal states the inputs of a charge
+        # Only the journal states the inputs of a charge. Without its entry, they count as the same
         same_inputs = decision.same_inputs or "work" not in run.opened
         if same_inputs and depends_on_charge(self.artifact(name), run.record["id"]):
             return replace(decision, problem="")

@@ -119,8 +119,8 @@ def write_texts(out: Path, texts: Mapping[str, str]) -> None:
 def risk_line(made: Plan) -> str:
     """State how often an attacker's guess can be right: with this plan, and at a smaller ε.
 
-    At the smaller ε, the attacker's advantage over a coin toss is half as large. It is left out if
-    both percentages would be the same.
+    At the smaller ε, the attacker's advantage over a coin toss is half as large. The smaller ε is
+    left out if both percentages would be the same.
     """
     mechanisms = tuple(made.mechanisms.values())
     adjacency = made.budget["adjacency"]
@@ -138,7 +138,10 @@ def risk_line(made: Plan) -> str:
         replace(each, noise_multiplier=half * each.noise_multiplier).event for each in mechanisms
     ]
     lower = epsilon(events, made.budget["delta"], made.budget["accountant"], adjacency)
-    return f"{risk}. At ε = {lower:.2g}, it would be at most {percent_up(smaller)} %"
+    return (
+        f"{risk}. At ε = {lower:.2g}, the attacker would be right at most {percent_up(smaller)} % "
+        "of the time"
+    )
 
 
 def share_lines(made: Plan, content: Mapping[str, object], file: Path) -> Iterator[str]:

@@ -68,7 +68,7 @@ def merge_projects(
         for name in queries
     }
     budgets = [read_budget(folder / PLAN / "budget.json") for folder in folders]
-    # One tuple per query, with the releases of all owners
+    # One tuple per owner, with the releases of all queries
     releases = zip(*releases_of.values(), strict=True)
     owners = [check_owner(*each) for each in zip(folders, plans, budgets, releases, strict=True)]
     dataset_ids = sorted(name for names in owners for name in names)
@@ -105,15 +105,16 @@ def plan_file(folder: Path, name: str) -> Path:
 
 
 def check_folders(folders: Sequence[Path], out: Path) -> None:
-    """Raise ConfigError if there are fewer than two projects, if `out` is in one of them or already
-    a project, or if a project contains links, no plans or unreadable plans.
+    """Raise ConfigError if there are fewer than two projects, if `out` is one of them, a folder in
+    one of them or already a project, or if a project contains links, no plans or unreadable plans.
     """
     if len(folders) < 2:
         raise ConfigError(f"expected two or more projects to merge, got {len(folders)}")
     place = out.resolve()
     if {place, *place.parents} & {folder.resolve() for folder in folders}:
         raise ConfigError(
-            "{option.out} {out} is one of the projects to merge, or in one: name another folder",
+            "{option.out} {out} is one of the projects to merge, or a folder in one of them: name "
+            "another folder",
             option="out",
             out=out,
         )

@@ -348,7 +348,7 @@ def begin_repository(out: Path, say: Say) -> None:
     logging.getLogger("dvc").setLevel(logging.WARNING)  # Hide DVC's greeting
     inside = has_git and not (out / ".git").exists()  # a subfolder of a repository
     failed = explained(
-        lambda text: public(ConfigError(text)),  # the reason concerns no image
+        lambda text: public(ConfigError(text)),  # the reason contains nothing about images
         lambda error: f"`dvc init` failed in {out}: {error}",
         causes=(Exception,),
     )
@@ -370,7 +370,7 @@ def begin_repository(out: Path, say: Say) -> None:
             with repo.config.edit("local") as config:
                 config["core"]["site_cache_dir"] = str(index)
     except BaseException:
-        shutil.rmtree(out / ".dvc", ignore_errors=True)  # otherwise it would count as complete
+        shutil.rmtree(out / ".dvc", ignore_errors=True)  # otherwise the next call would use it
         raise
 
 

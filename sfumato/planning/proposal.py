@@ -84,7 +84,7 @@ class Proposal:
     """Parameters for a set of images."""
 
     content: Layer  # the content of `params.yaml`
-    params: Params  # the same, resolved
+    params: Params  # `content`, completed by the recipe and the defaults
     row: str  # name of the row of the table that was used
     fit_length: float  # position between the first (0) and the last (1) numbers of `grows`
     seconds: float  # expected seconds of a run

@@ -176,7 +176,7 @@ def test_gradients_of_foreign_layers_equal_a_loops():
 def test_a_rank_above_the_matrix_is_refused_by_name():
     model = network()
     with pytest.raises(
-        ConfigError, match=r"rank 9 exceeds a side of down\.0\.attention\.q\.weight, which"
+        ConfigError, match=r"rank 9 exceeds the shorter side of down\.0\.attention\.q\.weight, a"
     ):
         add_lora(model, ["noise.2.weight", "down.0.attention.q.weight"], 9, seed=0)
     assert not adapted_layers(model)

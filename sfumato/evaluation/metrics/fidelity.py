@@ -112,8 +112,8 @@ METRICS = {
         likelihood,
     ),
     "authenticity": Metric(
-        "share of images for which the nearest training image is closer to another training image; "
-        "best if equal to the value of `real`",
+        "share of images for which the nearest training image is closer to another training image "
+        "than to the image; best if equal to the value of `real`",
         lambda novel, **_: authenticity(*novel) if len(novel[1]) > 1 else {},
     ),
     "detector": Metric(
@@ -164,8 +164,8 @@ def fidelity(
         warn(
             f"{name}: the Fréchet distance is too large, because the covariance of {fewest} images "
             f"in {compared.shape[1]} dimensions is rank-deficient. Compare it only with distances "
-            "computed from equally many images, or use mmd (kid), because it is unbiased even for "
-            "few images"
+            "computed from the same number of images, or use mmd (kid), because it is unbiased "
+            "even for few images"
         )
     k = numbers.get("neighbours", NEIGHBOURS)
     if k < NEIGHBOURS:

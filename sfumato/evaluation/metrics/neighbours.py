@@ -39,7 +39,7 @@ def radii(features: np.ndarray, k: int) -> np.ndarray:
 
 
 def rounding_error(features: np.ndarray) -> float:
-    """Return a bound on the computed distance between two equal rows of `features`."""
+    """Return the largest distance that rounding errors can give two equal rows of `features`."""
     return 1e-6 * float(np.linalg.norm(features.astype(np.float64), axis=1).max())
 
 
