@@ -163,7 +163,10 @@ def is_failure(error: BaseException) -> bool:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the text of an error on one line, or the name of its type if it has no text."""
+    """Return the text of an error on one line.
+
+    If the error has no text, return the name of its type or, for an EOFError, an explanation.
+    """
     if not str(error) and isinstance(error, EOFError):
         return "it ends too early"
     return " ".join(str(error).split()) or type(error).__name__

@@ -114,7 +114,7 @@ def trained_parameters(
 
 
 def check_trained(before: Mapping[str, Tensor], model: nn.Module, names: Sequence[str]) -> None:
-    """Check that training changed every named parameter and left every other bit unchanged.
+    """Check that training changed every named parameter, and no bit of any other tensor.
 
     before: copy of `model.state_dict()` from just before training. Raises SfumatoError if the check
     fails. A failure is a bug: a run must not report weights as trained if they were not.

@@ -28,7 +28,8 @@ from sfumato.training.supervised import apply
 
 # Digest of pytorch-fid's weights
 INCEPTION_SHA256 = "6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2"
-EPOCHS = 4  # Minimum passes over the drawn images; more are made to reach MIN_STEPS steps
+# Minimum number of passes over the drawn images. More passes are made to reach MIN_STEPS steps
+EPOCHS = 4
 # Number of images per class that train the embedded feature network, by the source of the images
 DRAWN_PER_CLASS = {"glyphs": 200, "procedural": 2000}
 
@@ -168,7 +169,7 @@ def inception_extractor(path: Path | None = None) -> Extractor:
     return Extractor(
         name="inception-2015-12-05",
         digest=hashlib.sha256(f"{digest} inception pool3, bilinear 299".encode()).hexdigest(),
-        # Grey images get three equal channels
+        # Inception expects three channels, so the channel of grey images is repeated
         embed=lambda images: network(images.expand(-1, 3, -1, -1))[0].flatten(1),
         device=device,
         head=state["fc.weight"].double().numpy(),

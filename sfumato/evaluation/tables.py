@@ -114,7 +114,10 @@ def fidelity_tables(metrics: Mapping) -> Iterator[Table]:
         for key in keys
     )
     if keys:  # `keys` is empty if only the test for copies was requested
-        title = f"Fidelity to the real {first['reference']} images in {first['space']} (local)"
+        title = (
+            f"Fidelity to real images ({first['reference']}), "
+            f"feature space {first['space']} (local)"
+        )
         yield table_of(title, ["metric", *compared.columns], rows)
 
 

@@ -83,7 +83,8 @@ class CosineMoments(nn.Module):
         self.rows = nn.Buffer(cosines(height), persistent=False)
         self.columns = nn.Buffer(cosines(width), persistent=False)
         self.mixing = nn.Buffer(mixing / mixing.norm(dim=1)[:, None], persistent=False)
-        # Frequency of each coefficient of one band, in half waves per pixel
+        # Frequency of each coefficient of brightness, and of each colour difference, in half waves
+        # per pixel
         self.radius_of = nn.Buffer(radius, persistent=False)
         self.chosen = nn.Buffer(chosen, persistent=False)
         self.even = nn.Buffer(even.nonzero().flatten(), persistent=False)

@@ -406,7 +406,7 @@ def confirm_companions(seen: Survey, owner: Owner) -> None:
     every = seen.images + (seen.held_out or 0)
     text = (
         f"{seen.companions.count} of {every} pictures look like masks, annotations or thumbnails "
-        f"of other pictures, such as {name} of {other}"
+        f"of other pictures (for example, {name} of {other})"
     )
     owner.see(text)
     question = "Are they separate pictures that should be used for training?"

@@ -32,7 +32,7 @@ class ProjectPlan(Plan):
     public: card of the public images, if a stage reads them;
     inherited: charges of earlier releases from which public images or a public model were made;
     past: earlier charges;
-    seen: what the project shows of the journal; empty if there is no journal;
+    seen: entries of the journal to which the project refers; empty if there is no journal;
     unprepared: commands, "prepare sensitive" or "prepare public", that have not prepared their
     images yet.
     """

@@ -50,8 +50,8 @@ def merge_projects(
     """Add up the noisy counts and means of several owners, and write the project `out` with the
     sums.
 
-    The owners must have the same settings. Each owner's ε stays the same if no person is among the
-    images of two owners.
+    The owners must have the same settings. Each owner's ε stays the same if no person appears in
+    the images of two owners.
 
     different_people: True if the owners confirm that there is no such person. Returns (merged
     queries, dataset ids). Raises ConfigError or DataError if merging fails.
@@ -143,7 +143,7 @@ def check_owners(records: Records, different_people: bool) -> None:
     `different_people` is False.
 
     records: charges of all owners;
-    different_people: True if the owners confirm that no person is among the images of two of them.
+    different_people: True if the owners confirm that no person appears in the images of two owners.
     If there were such a person, the costs for this person would add up.
     """
     if len({*records.owners}) < len(records.owners):

@@ -194,7 +194,7 @@ class Project:
     def verdict(self) -> Verdict:
         """Return the result of the last evaluation: level, sentence and accuracies.
 
-        It is local: do not share it.
+        The result is local: do not share it.
 
         Raises:
             DataError: The release was not evaluated.
@@ -208,8 +208,8 @@ class Project:
         return cast("Verdict", read_json(metrics)["verdict"])
 
     def report(self) -> Path:
-        """Return the path of the page about the release: its content, its cost, and how much an
-        attacker can learn.
+        """Return the path of the page that describes the release: what it contains, what it cost,
+        and how much an attacker can learn.
 
         Raises:
             DataError: There is no page yet.

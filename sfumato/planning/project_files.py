@@ -253,7 +253,7 @@ def write_project(out: Path, files: Mapping[str, str], say: Say, *, force: bool 
         path = out / name
         content = text.encode()
         if name in (".gitignore", ATTRIBUTES) and path.exists():
-            there = path.read_bytes().splitlines()  # the encoding is unknown
+            there = path.read_bytes().splitlines()  # bytes: the encoding is unknown
             missing = [line for line in content.splitlines() if line not in there]
             content = b"".join(line + b"\n" for line in there + missing)
         elif path.exists() and name not in ("params.yaml", "dvc.yaml") and not force:

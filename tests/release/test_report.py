@@ -515,7 +515,7 @@ def test_metrics_become_tables_with_a_cell_for_each_set(tmp_path):
     assert by_class.rows == (("benign", "76.5 ± 1.2"),)
     # METRICS is from a version without intervals
     assert reliable.rows == (("release: cnn", "–", "benign", "76.5", "0.0", "–"),)
-    assert fidelity.title == "Fidelity to the real holdout images in cnn-x (local)"
+    assert fidelity.title == "Fidelity to real images (holdout), feature space cnn-x (local)"
     assert fidelity.rows == (("frechet", "7.654", "5.432"), ("mmd", "0.4567 ± 0.0321", "–"))
     assert verdict.rows[1] == ("release", "83.2", "82.2")
     assert read_local(tmp_path / "metrics.json", tmp_path, tmp_path) == Local("", (), (), (), ())

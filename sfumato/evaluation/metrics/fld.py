@@ -42,7 +42,8 @@ def feature_likelihood(
     """
     random = np.random.default_rng(0)
     most = 4000  # maximum number of centres, which bounds time and memory (0.3 GB)
-    # The baseline gets as many centres as the synthetic set, because more centres score better
+    # The baseline gets as many centres as the synthetic set, because more centres give a better
+    # score
     size = min(len(train) // 2, len(synthetic), most)
     centres, fitted, scored = (
         np.asarray(features[random.permutation(len(features))[:number]], dtype=np.float64)

@@ -61,7 +61,8 @@ def precision_recall(
     from sklearn.metrics import pairwise_distances_chunked
 
     k = min(k, len(synthetic) - 1, len(real) - 1)
-    slack = rounding_error(real)  # a ball of radius 0 contains its centre
+    # Without this, rounding could place the centre of a ball of radius 0 outside the ball
+    slack = rounding_error(real)
     real_radii = radii(real, k) + slack
     synthetic_radii = radii(synthetic, k) + slack
     balls: list[int] = []  # number of balls of real images around each synthetic image
