@@ -114,8 +114,8 @@ class ProjectedFeatures(nn.Module):
         super().__init__()
         if max(shape) > 2048:
             raise DataError(
-                f"images of shape {tuple(shape)} are too large for feature maps: set data.size to "
-                "2048 pixels or fewer"
+                f"images of shape {tuple(shape)} are too large: features support at most 2048 "
+                "pixels per side"
             )
         self.feature = feature
         self.shape: Shape = (*shape,)

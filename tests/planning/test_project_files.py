@@ -211,7 +211,7 @@ def test_a_failed_init_can_be_repeated(here, monkeypatch):
         patch.setattr(sfumato.planning.project_files, "fits_dvc_config", lambda _: 1 / 0)
         with pytest.raises(ConfigError, match="`dvc init` failed in .*: division by") as seen:
             write_project(here, files, print)
-    assert seen.value.public, "the reason concerns no image"
+    assert seen.value.public, "the reason contains nothing about images"
     assert not (here / ".dvc").exists() and not (here / "params.yaml").exists()
     write_project(here, files, print)
     assert (here / ".dvc/config.local").exists() and (here / "params.yaml").exists()
