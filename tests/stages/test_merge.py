@@ -191,7 +191,7 @@ def test_what_does_not_add_up_is_refused_with_the_reason(clinics):
     refused("north", "expected two or more projects")
     refused("north copy/artifacts", "copy/artifacts contains no artifacts/plan: name the project")
     refused("north south", "is one of the projects to merge", "north")
-    refused("north south", "is one of the projects to merge, or a folder in one of them", "north/new")
+    refused("north south", "is one of the projects to merge, or a folder in one", "north/new")
     refused("north south", "is already a project", "copy")
     plan = Path("south/artifacts/plan")
     file = plan / "budget.json"
