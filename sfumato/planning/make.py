@@ -169,7 +169,8 @@ def share_lines(made: Plan, content: Mapping[str, object], file: Path) -> Iterat
     if differences:
         yield (
             f"requested shares: {', '.join(differences)}. The shares in the table differ slightly, "
-            "because they are computed at another Rényi order. The total ε is not affected"
+            "because the table uses the Rényi order that gives the least total ε. The total ε is "
+            "not affected"
         )
 
 
