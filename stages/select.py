@@ -67,9 +67,12 @@ def problems(setup: Setup) -> Problems:
         images = setup.public.images
         too_many = chosen.images > images and "images" in given
         if too_many or min(chosen.images, images) < sensitive:
+            remedy = f"set select.images to a number from {sensitive} to {images}"
+            if images < sensitive:
+                remedy = "use a larger public set"
             yield (
-                f"select.images={chosen.images} must be between {sensitive}, the number of "
-                f"sensitive classes, and {images}, the number of public images"
+                f"select.images={chosen.images} does not fit {images} public images and "
+                f"{sensitive} sensitive classes, each of which needs a public image: {remedy}"
             )
     elif setup.params.runs("histogram") and setup.params.histogram.per_class:
         kept = number_to_keep(chosen, classes)

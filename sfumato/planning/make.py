@@ -190,10 +190,10 @@ def spending_lines(made: ProjectPlan, spending: Sequence[Decision]) -> Iterator[
         )
     for entry in spending:
         stage = entry.stage
-        cost = f"ε = {made.budget['stages'][stage]['epsilon']:.3f} alone ({made.mechanisms[stage]})"
         if not entry.pays:
-            yield f"{stage}: {entry.words}{f' ({cost})' if entry.kind == 'go on' else ''}"
+            yield f"{stage}: {entry.words}"
             continue
+        cost = f"ε = {made.budget['stages'][stage]['epsilon']:.3f} alone ({made.mechanisms[stage]})"
         if stage not in before:
             yield f"{stage}: would spend {cost}, because it has no charge on this dataset yet"
             continue

@@ -153,9 +153,11 @@ def check_owners(records: Records, different_people: bool) -> None:
         )
     if not different_people:
         raise ConfigError(
-            f"if a person has images in two of the datasets {', '.join(records.owners)}, the costs "
-            "for this person add up: confirm with --different-people that no such person exists, "
-            "or make separate releases"
+            "if a person has images in two of the datasets {owners}, the costs for this person add "
+            "up: confirm with {option.different_people} that no such person exists, or make "
+            "separate releases",
+            option="different_people",
+            owners=", ".join(records.owners),
         )
     if len(records.units) > 1:
         raise ConfigError(

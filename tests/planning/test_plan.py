@@ -1,6 +1,7 @@
 """Plans: what they cost, what changes them, what they refuse."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
@@ -265,7 +266,12 @@ def test_amp_is_of_the_phases_that_ask_for_it():
         (
             public_card("abc"),
             {"recipe": "teacher-public", "select": {"images": 10**9}},
-            "select.images=1000000000",
+            "set select.images to a number from 10 to 30",
+        ),
+        (
+            replace(public_card("abc"), images=9),
+            {"recipe": "teacher-public"},
+            "9 public images and 10 sensitive classes.*use a larger public set",
         ),
         (
             public_card("abcdefghijkl", "procedural"),
