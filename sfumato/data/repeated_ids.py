@@ -55,8 +55,8 @@ SHORT = 4  # ages, years, sizes and scores have at most this many digits
 
 def snake_case(name: str) -> str:
     """Separate the words of a name by "_", without capitals and accents."""
-    plain = re.sub("[\u0300-\u036f]", "", unicodedata.normalize("NFKD", name))
-    return re.sub(r"(?<=[a-z])(?=[A-Z])|[\W_]+", "_", plain).lower()
+    unaccented = re.sub("[\u0300-\u036f]", "", unicodedata.normalize("NFKD", name))
+    return re.sub(r"(?<=[a-z])(?=[A-Z])|[\W_]+", "_", unaccented).lower()
 
 
 def repeated_ids(
@@ -69,7 +69,7 @@ def repeated_ids(
 
     columns: cells of each column; label: the column with the labels.
     """
-    ratings = {name: rate_ids(name, own) for name, own in columns.items() if name != label}
+    ratings = {name: rate_ids(name, cells) for name, cells in columns.items() if name != label}
     best = max(ratings, key=ratings.__getitem__, default=None)
     if best is None or not ratings[best]:
         return None
@@ -88,22 +88,22 @@ def rate_ids(name: str, cells: Sequence[str]) -> int:
     persons. If values have many pictures each, they must look like ids even if the column's name
     means persons, because they may be ages.
     """
-    named = TELLING.fullmatch(meaning(name))
-    person = named or OF_PERSONS.search(snake_case(name))
+    personal = TELLING.fullmatch(meaning(name))
+    person = personal or OF_PERSONS.search(snake_case(name))
     thing = OF_THINGS.search(snake_case(name))
     cells = known_cells(cells)
     if not person and OF_TIME.search(meaning(name)):
         return 0
     if not (person or are_id_numbers(cells)):
-        telling = {
+        id_cells = {
             cell
             for cell in {*cells}
             if not MOMENT.fullmatch(cell)
             and (thing or (ID_FORM.search(cell) and not MEASURED.fullmatch(cell)))
         }
-        cells = [cell for cell in cells if cell in telling]
+        cells = [cell for cell in cells if cell in id_cells]
     ids = {*cells}
-    frequent = MOST_EACH * len(ids) < len(cells) and not named
+    frequent = MOST_EACH * len(ids) < len(cells) and not personal
     if len(ids) == len(cells) or (frequent and not look_like_ids(name, cells)):
         return 0
     if person or (not frequent and (likeness(ids) == 2 or like_people(sorted(ids)))):
@@ -157,18 +157,18 @@ def look_like_ids(name: str, cells: Sequence[str]) -> bool:
     return not measured and (likeness(ids) == 2 or like_people(sorted(ids)))
 
 
-def coarser_ids(columns: Mapping[str, Sequence[str]], chosen: str) -> list[str]:
-    """Return the columns of persons' ids in which one id belongs to several ids of `chosen`.
+def coarser_ids(columns: Mapping[str, Sequence[str]], id_column: str) -> list[str]:
+    """Return the columns of persons' ids in which one id belongs to several ids of `id_column`.
 
-    The column `chosen` may then contain ids of examinations, although its name means persons.
+    The column `id_column` may then contain ids of examinations, although its name means persons.
     """
     return [
         name
         for name, cells in columns.items()
-        if name != chosen
+        if name != id_column
         and OF_PERSONS.search(snake_case(name))
         and look_like_ids(name, known_cells(cells))
-        and are_coarser(cells, columns[chosen], bool(OF_STAFF.search(snake_case(name))))
+        and are_coarser(cells, columns[id_column], bool(OF_STAFF.search(snake_case(name))))
     ]
 
 
@@ -185,7 +185,11 @@ def are_coarser(cells: Sequence[str], ids: Sequence[str | None], staff: bool = F
         for cell in {*cells}
         if (form := plain_id(cell)) not in NO_ID and not is_unclear(form, (), in_names=False)
     }
-    pairs = {(cell, one) for cell, one in zip(cells, ids, strict=False) if one and cell in clear}
+    pairs = {
+        (cell, identifier)
+        for cell, identifier in zip(cells, ids, strict=False)
+        if identifier and cell in clear
+    }
     persons = len({cell for cell, _ in pairs})
     if staff and len(pairs) > MOST_EACH * persons:
         return False
@@ -211,7 +215,7 @@ def like_people(names: Sequence[str]) -> bool:
     if len(names) > 2 and all(re.fullmatch("[A-Z][A-Z]", name) for name in names):
         return True
     words = [re.findall(r"[^\W\d_]+", name) for name in names]
-    every = Counter(chain.from_iterable(words))
-    shared = sum(count for count in every.values() if count > 1)
-    named = all(len(own) > 1 and all(map(str.istitle, own)) for own in words)
-    return named and len(words) > 2 and 2 * shared < every.total()
+    word_counts = Counter(chain.from_iterable(words))
+    shared = sum(count for count in word_counts.values() if count > 1)
+    title_case = all(len(parts) > 1 and all(map(str.istitle, parts)) for parts in words)
+    return title_case and len(words) > 2 and 2 * shared < word_counts.total()

@@ -96,11 +96,11 @@ def position_of(data: Dataset) -> float | None:
     not state it.
     """
     with suppress(ValueError, TypeError):
-        place = np.array(data.get("ImagePositionPatient"), float)
-        sides = np.array(data.get("ImageOrientationPatient"), float).reshape(2, 3)
-        along = float(np.cross(*sides) @ place)
-        if np.isfinite(along):
-            return along
+        corner = np.array(data.get("ImagePositionPatient"), float)
+        directions = np.array(data.get("ImageOrientationPatient"), float).reshape(2, 3)
+        position = float(np.cross(*directions) @ corner)
+        if np.isfinite(position):
+            return position
     return None
 
 
@@ -130,12 +130,12 @@ def check_series(files: Sequence[PictureFile], ids: Sequence[str | None]) -> Non
     uids = [getattr(named_header(file), "uid", "") for file in files]
     if len({*uids} - {""}) < 2:
         return
-    found: dict[str, tuple[PictureFile, str | None]] = {}
-    for uid, file, name in zip(uids, files, ids, strict=True):
-        other, known = found.setdefault(uid, (file, name))
-        if uid and known != name:
+    first_files: dict[str, tuple[PictureFile, str | None]] = {}
+    for uid, file, person in zip(uids, files, ids, strict=True):
+        first_file, first_person = first_files.setdefault(uid, (file, person))
+        if uid and first_person != person:
             raise DataError(
-                f"{other} and {file} belong to one DICOM series, so they show one person, but "
+                f"{first_file} and {file} belong to one DICOM series, so they show one person, but "
                 "data.groups finds different ids, or an id for only one of the files: give all "
                 "files of a series the same id, or correct the SeriesInstanceUID"
             )
@@ -153,15 +153,15 @@ def with_own_ids(
     headers = [named_header(file) for file in files]
     uids = [getattr(header, "uid", "") for header in headers]
     counts = Counter(uids)
-    named = [*ids]
+    new_ids = [*ids]
     for number, (file, header, uid) in enumerate(zip(files, headers, uids, strict=True)):
-        if named[number] is not None or not isinstance(file, Path):
+        if new_ids[number] is not None or not isinstance(file, Path):
             continue
         if uid and len(counts) > 1 and (sliced or counts[uid] > 1):
-            named[number] = uid
+            new_ids[number] = uid
         elif sliced and (header is not None or is_volume(file)):
-            named[number] = str(file.relative_to(root))
-    return named
+            new_ids[number] = str(file.relative_to(root))
+    return new_ids
 
 
 def in_slices(
@@ -189,12 +189,12 @@ def in_slices(
             series[number] = []
     for key, members in series.items():
         if members:
-            yield from of_series(members, volume)
+            yield from series_pictures(members, volume)
             continue
         assert isinstance(key, int)  # only series have keys of another type
         file = files[key]
         if isinstance(file, Path) and is_volume(file):
-            yield from ((key, place) for place in slices_of(file, volume))
+            yield from ((key, picture) for picture in slices_of(file, volume))
         else:
             yield key, file
 
@@ -220,7 +220,7 @@ def named_header(file: PictureFile) -> Header | None:
     return dicom_header(file)
 
 
-def of_series(
+def series_pictures(
     members: Sequence[tuple[int, Header]], volume: Volume
 ) -> Iterator[tuple[int, Path | Slice]]:
     """Yield (index of the file, picture) for the pictures of one series.
@@ -257,7 +257,7 @@ def frames_of(header: Header) -> list[Path] | list[Slice]:
     file later raises an error.
     """
     path = header.path
-    most = min(LONGEST_SIDE, path.stat().st_size // SMALLEST_FRAME)
-    if header.frames == 1 or header.frames > most:
+    max_frames = min(LONGEST_SIDE, path.stat().st_size // SMALLEST_FRAME)
+    if header.frames == 1 or header.frames > max_frames:
         return [path]
     return [Slice(path, number) for number in range(header.frames)]

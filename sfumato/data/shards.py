@@ -176,18 +176,18 @@ def place_shards(
     decides: settings that decide how images are stored; listing: digest of all files, None if it is
     unknown.
     """
-    places = []
+    folders = []
     for shard in shards:
-        about = decides | {"shard": asdict(shard), "listing": shard.block and listing}
-        known = shard.state is not None and (shard.block is None or listing is not None)
+        identity = decides | {"shard": asdict(shard), "listing": shard.block and listing}
+        cacheable = shard.state is not None and (shard.block is None or listing is not None)
         name = secrets.token_hex(32)
-        if known:
-            name = hmac.digest(key, canonical(about), "sha256").hex()
-        places.append(folder / name)
+        if cacheable:
+            name = hmac.digest(key, canonical(identity), "sha256").hex()
+        folders.append(folder / name)
     # Other folders may include images of a person who has withdrawn
-    for other in {*folder.iterdir()} - {*places}:
-        shutil.rmtree(other, ignore_errors=True)
-    return [*zip(shards, places, strict=True)]
+    for stale_folder in {*folder.iterdir()} - {*folders}:
+        shutil.rmtree(stale_folder, ignore_errors=True)
+    return [*zip(shards, folders, strict=True)]
 
 
 def read_shards(data: Data, tasks: Sequence[Task], workers: int | None) -> Source:
@@ -197,8 +197,8 @@ def read_shards(data: Data, tasks: Sequence[Task], workers: int | None) -> Sourc
     in this process, in several threads. If `torchrun` started several processes, these are used
     instead. Raises DataError with the faults of all shards.
     """
-    missing = [(shard, place) for shard, place in tasks if not place.is_dir()]
-    errors = [error for error in in_processes(data, missing, workers) if error is not None]
+    pending_tasks = [(shard, folder) for shard, folder in tasks if not folder.is_dir()]
+    errors = [error for error in run_tasks(data, pending_tasks, workers) if error is not None]
     for error in errors:
         if not isinstance(error, DataError):
             raise error
@@ -207,7 +207,7 @@ def read_shards(data: Data, tasks: Sequence[Task], workers: int | None) -> Sourc
     return one_source(data, tasks)
 
 
-def in_processes(data: Data, tasks: list[Task], workers: int | None) -> list[Exception | None]:
+def run_tasks(data: Data, tasks: list[Task], workers: int | None) -> list[Exception | None]:
     """Call `convert` for each task, in the processes that `read_shards` describes.
 
     Returns the error of each task, or None for a task without error.
@@ -219,7 +219,7 @@ def in_processes(data: Data, tasks: list[Task], workers: int | None) -> list[Exc
         return map_sharded(broadcast_object(tasks), work)
     if workers is None or not tasks:
         return [*decoding.with_progress(map(work, tasks), len(tasks), "converting shards")]
-    before = {*active_children()}
+    earlier_children = {*active_children()}
     count = min(workers, len(tasks))
     context: Any = get_context("spawn")
     if os.name != "nt":
@@ -235,7 +235,7 @@ def in_processes(data: Data, tasks: list[Task], workers: int | None) -> list[Exc
                 "shards are kept"
             ) from None
         except BaseException:
-            for process in {*active_children()} - before:
+            for process in {*active_children()} - earlier_children:
                 process.terminate()
             raise
 
@@ -286,8 +286,8 @@ def convert(data: Data, task: Task) -> Exception | None:
             digest = ""
             if shard.block is None:
                 digest = digest_of_file(path)
-            with replacing_directory(folder, private=True) as fresh:
-                write_shard(source, fresh, data.labels == SEVERAL, digest)
+            with replacing_directory(folder, private=True) as temporary:
+                write_shard(source, temporary, data.labels == SEVERAL, digest)
     except Exception as error:
         return error
     return None
@@ -321,19 +321,19 @@ def write_shard(source: Source, folder: Path, several: bool, sha256: str) -> Non
         with open_private(folder / name) as file:
             np.save(file, np.array([*texts], dtype=np.str_))
     left_out = []
-    for key, left in source.left_out.items():
+    for key, entry in source.left_out.items():
         number = -1
         if isinstance(key, int):
             number = key
-        left_out.append((number, place_of(left.file), in_archives(left.reason)))
-    about = Converted(
+        left_out.append((number, place_of(entry.file), in_archives(entry.reason)))
+    facts = Converted(
         classes=source.classes,
         size=source.size,
         conversions=dict(source.converted),
         left_out=left_out,
         sha256=sha256,
     )
-    write_local(folder / CONVERTED, json.dumps(asdict(about)).encode())
+    write_local(folder / CONVERTED, json.dumps(asdict(facts)).encode())
 
 
 def one_source(data: Data, tasks: Sequence[Task]) -> Source:
@@ -343,61 +343,63 @@ def one_source(data: Data, tasks: Sequence[Task]) -> Source:
     person is in training and hold-out, or if too many pictures are left out.
     """
     shards, folders = zip(*tasks, strict=True)
-    every = [validated(Converted, read_json(folder / CONVERTED)) for folder in folders]
-    refuse_twins(zip(shards, every, strict=True))
+    results = [validated(Converted, read_json(folder / CONVERTED)) for folder in folders]
+    refuse_equal_shards(zip(shards, results, strict=True))
     refuse_other_shapes(tasks)
-    left_out = left_out_of(every)
-    before = sum(one.size for one in every)
+    left_out = left_out_of(results)
+    size = sum(result.size for result in results)
     if left_out and len(left_out) > data.skip * (
-        before + sum(isinstance(key, Path) for key in left_out)
+        size + sum(isinstance(key, Path) for key in left_out)
     ):
         raise DataError(
             f"more pictures are broken than data.skip={data.skip} allows: repair or remove "
             "them, or raise data.skip:\n"
-            + "\n".join(left.reason for left in [*left_out.values()][:200])
+            + "\n".join(entry.reason for entry in [*left_out.values()][:200])
         )
-    tested = [folder for shard, folder in tasks if shard.held_out]
-    held_out = sum(one.size for shard, one in zip(shards, every, strict=True) if shard.held_out)
+    test_folders = [folder for shard, folder in tasks if shard.held_out]
+    held_out = sum(
+        result.size for shard, result in zip(shards, results, strict=True) if shard.held_out
+    )
     ids = None
     if data.groups is not None:
         ids = ids_of_persons(data.groups, texts_of(folders, PERSONS_FILE))
     test = None
     if held_out:
-        test = stored(tested)
+        test = converted_images(test_folders)
     source = Source(
-        classes=every[0].classes,
-        train=stored(folders[: len(folders) - len(tested)]),
+        classes=results[0].classes,
+        train=converted_images(folders[: len(folders) - len(test_folders)]),
         test=test,
-        size=before,
+        size=size,
         groups=ids,
         compared=texts_of(folders, COMPARED_FILE),
         held_out=held_out,
-        converted=sum((Counter(one.conversions) for one in every), Counter[str]()),
+        converted=sum((Counter(result.conversions) for result in results), Counter[str]()),
         left_out=left_out,
     )
     refuse_shared_persons(source, data.path)
     return source
 
 
-def left_out_of(every: Iterable[Converted]) -> dict[object, LeftOut]:
+def left_out_of(results: Iterable[Converted]) -> dict[object, LeftOut]:
     """Collect the pictures and other files that were left out of all shards.
 
     The key of a picture is its number in the whole source. The key of another file is its path.
     """
-    found: dict[object, LeftOut] = {}
-    before = 0
-    for one in every:
-        for number, place, reason in one.left_out:
+    left_out: dict[object, LeftOut] = {}
+    offset = 0
+    for result in results:
+        for number, place, reason in result.left_out:
             file = file_at(*place)
             key: object = file
             if number >= 0:
-                key = before + number
-            found[key] = LeftOut(file, reason)
-        before += one.size
-    return found
+                key = offset + number
+            left_out[key] = LeftOut(file, reason)
+        offset += result.size
+    return left_out
 
 
-def stored(folders: Iterable[Path]) -> Iterator[Example]:
+def converted_images(folders: Iterable[Path]) -> Iterator[Example]:
     """Yield each converted image of the shards with its label. Reads 1024 images at a time."""
     for folder in folders:
         if not (folder / IMAGES).exists():  # the shard has no pictures
@@ -415,14 +417,18 @@ def texts_of(folders: Iterable[Path], name: str) -> list[str]:
     return [sys.intern(str(text)) for folder in folders for text in load_array(folder / name)]
 
 
-def refuse_twins(every: Iterable[tuple[Shard, Converted]]) -> None:
+def refuse_equal_shards(results: Iterable[tuple[Shard, Converted]]) -> None:
     """Raise DataError if two shards are equal, because each person's images would count twice."""
-    seen: dict[str, str] = {}
-    for shard, one in every:
+    first_paths: dict[str, str] = {}
+    for shard, result in results:
         path = shard.path
-        if one.size and one.sha256 and (other := seen.setdefault(one.sha256, path)) != path:
+        if (
+            result.size
+            and result.sha256
+            and (first_path := first_paths.setdefault(result.sha256, path)) != path
+        ):
             raise DataError(
-                f"{path} has the same content as {other}, so its images would count twice: "
+                f"{path} has the same content as {first_path}, so its images would count twice: "
                 "remove one"
             )
 

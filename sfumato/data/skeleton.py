@@ -119,55 +119,55 @@ class Disguise:
         numbers = set()
         dates = set()
         for text in self.texts:
-            for found in TOKEN.finditer(text):
-                words.add(found["word"] or "")
-                numbers.add(int(found["number"] or 0))
-                dates.add(found["date"] or "")
+            for match in TOKEN.finditer(text):
+                words.add(match["word"] or "")
+                numbers.add(int(match["number"] or 0))
+                dates.add(match["date"] or "")
         self.orders = orders_in(dates - {""})
         years = round(self.days / timedelta(days=365.25))
-        self.numbers = numbers_replaced(numbers - {0}, years, self.generator)
+        self.numbers = replace_numbers(numbers - {0}, years, self.generator)
         nouns = {noun[1].lower() for noun in map(NOUN.match, words) if noun}
         unused = [noun for noun in NOUNS if noun not in nouns]
         self.nouns = dict(zip(sorted(nouns), unused, strict=False))
 
     def __call__(self, text: str) -> str:
-        return TOKEN.sub(self.replaced, text)
+        return TOKEN.sub(self.replace_token, text)
 
-    def replaced(self, found: re.Match[str]) -> str:
-        token = found[0]
-        if found["word"]:
-            return self.word(token)
-        if found["number"]:
+    def replace_token(self, match: re.Match[str]) -> str:
+        token = match[0]
+        if match["word"]:
+            return self.replace_word(token)
+        if match["number"]:
             number = int(token)
             return str(self.numbers.get(number, number)).zfill(len(token))
-        if found["date"]:
+        if match["date"]:
             return move_date(token, self.days, self.orders)
-        if found["hex"]:
+        if match["hex"]:
             return self.digest(token.lower()).hex()[: len(token)]
-        return found["same"] or ""
+        return match["same"] or ""
 
     def digest(self, text: str) -> bytes:
         return hmac.digest(self.key, text.encode(), hashlib.sha256)
 
-    def word(self, token: str) -> str:
+    def replace_word(self, token: str) -> str:
         """Replace a word, unless it is kept.
 
         A word for a person, one of NOUNS, is replaced by another of NOUNS. In any other word, the
         letters are replaced.
         """
-        if (noun := NOUN.match(token)) and (other := self.nouns.get(noun[1].lower())):
-            return in_case_of(noun[1], other) + token[noun.end() :]
+        if (noun := NOUN.match(token)) and (replacement := self.nouns.get(noun[1].lower())):
+            return in_case_of(noun[1], replacement) + token[noun.end() :]
         if stays(token):
             self.kept.add(token.lower())
             return token
-        other = self.letters(token)
-        while stays(other):
+        replacement = self.replace_letters(token)
+        while stays(replacement):
             if not token.isascii():  # otherwise, the loop could repeat a cycle of kept words
-                other += "x"
-            other = self.letters(other)
-        return other
+                replacement += "x"
+            replacement = self.replace_letters(replacement)
+        return replacement
 
-    def letters(self, token: str) -> str:
+    def replace_letters(self, token: str) -> str:
         """Replace each letter by one that depends on it and on the earlier letters of the word.
 
         Words that begin alike are therefore replaced by words that begin alike. Upper and lower
@@ -175,14 +175,14 @@ class Disguise:
         hexadecimal digits.
         """
         letters = []
-        for place, letter in enumerate(token):
+        for position, letter in enumerate(token):
             alphabet = "abcdef" if letter.lower() in "abcdef" else "ghijklmnopqrstuvwxyz"
-            order = np.frombuffer(self.digest(token[:place].lower()), np.uint8)[: len(alphabet)]
-            at = alphabet.find(letter.lower())
-            if at < 0:  # a letter of another alphabet
-                at = self.digest(token[: place + 1].lower())[0] % len(alphabet)
-            other = alphabet[np.argsort(order, kind="stable")[at]]
-            letters.append(other.upper() if letter.isupper() else other)
+            order = np.frombuffer(self.digest(token[:position].lower()), np.uint8)[: len(alphabet)]
+            index = alphabet.find(letter.lower())
+            if index < 0:  # a letter of another alphabet
+                index = self.digest(token[: position + 1].lower())[0] % len(alphabet)
+            replacement = alphabet[np.argsort(order, kind="stable")[index]]
+            letters.append(replacement.upper() if letter.isupper() else replacement)
         return "".join(letters)
 
 
@@ -190,7 +190,7 @@ def stays(word: str) -> bool:
     return KEPT.fullmatch(word) is not None and word.lower() not in FIRST_NAMES
 
 
-def numbers_replaced(numbers: set[int], years: int, generator: Random) -> dict[int, int]:
+def replace_numbers(numbers: set[int], years: int, generator: Random) -> dict[int, int]:
     """Return a replacement for each number.
 
     The numbers 1, 2, 3 and so on stay the same, up to the first one that does not occur. If all
@@ -201,32 +201,37 @@ def numbers_replaced(numbers: set[int], years: int, generator: Random) -> dict[i
     the average distance between the originals is above SPARSE. In that case, the replacements are
     shuffled.
     """
-    counted = 1
-    while counted in numbers:
-        counted += 1
-    replaced = {number: number for number in numbers if number < counted}
+    first_missing = 1
+    while first_missing in numbers:
+        first_missing += 1
+    replacements = {number: number for number in numbers if number < first_missing}
     for digits in {len(str(number)) for number in numbers}:
-        own = sorted(n for n in numbers if len(str(n)) == digits and n not in replaced)
-        earlier = [n - years for n in own]
-        if all(n in YEARS for n in own) and replaced.keys().isdisjoint(earlier):
-            replaced |= zip(own, earlier, strict=True)
+        originals = sorted(n for n in numbers if len(str(n)) == digits and n not in replacements)
+        earlier = [n - years for n in originals]
+        if all(n in YEARS for n in originals) and replacements.keys().isdisjoint(earlier):
+            replacements |= zip(originals, earlier, strict=True)
             continue
-        span = own[-1] - own[0]
-        ids = span > SPARSE * len(own)
+        span = originals[-1] - originals[0]
+        ids = span > SPARSE * len(originals)
         first = 10 ** (digits - 1)
         start = generator.randrange(first, 10**digits - span)
         while start in YEARS or start + span in YEARS:  # these would be interpreted as years
             start = generator.randrange(first, 10**digits - span)
-        if not ids and any(len(str(n)) == digits - 1 for n in numbers) and own[0] < 1.5 * first:
-            start = own[0]  # these numbers continue a range of shorter ones, as 100 continues 99
-        chosen = {start, start + span}
-        while len(chosen) < len(own):
-            chosen.add(start + generator.randrange(span))
-        others = sorted(chosen)
+        if (
+            not ids
+            and any(len(str(n)) == digits - 1 for n in numbers)
+            and originals[0] < 1.5 * first
+        ):
+            # These numbers continue a range of shorter ones, as 100 continues 99
+            start = originals[0]
+        values = {start, start + span}
+        while len(values) < len(originals):
+            values.add(start + generator.randrange(span))
+        new_numbers = sorted(values)
         if ids:
-            generator.shuffle(others)
-        replaced |= zip(own, others, strict=True)
-    return replaced
+            generator.shuffle(new_numbers)
+        replacements |= zip(originals, new_numbers, strict=True)
+    return replacements
 
 
 def write_skeleton(folder: Path, path: Path) -> tuple[int, int, list[str]]:
@@ -251,12 +256,12 @@ def write_skeleton(folder: Path, path: Path) -> tuple[int, int, list[str]]:
     names = {file: file.relative_to(folder).as_posix() for file in files}
     texts = {file: text for file in files if (text := table_text(file)) is not None}
     disguise = Disguise([*names.values(), *texts.values()])
-    others = []
+    skipped_files = []
     pictures = 0
     with (
         replacing(path) as temporary,
-        open_private(temporary) as opened,
-        zipfile.ZipFile(opened, "w", zipfile.ZIP_DEFLATED) as archive,
+        open_private(temporary) as output,
+        zipfile.ZipFile(output, "w", zipfile.ZIP_DEFLATED) as archive,
     ):
         for file in with_progress(files, len(files), "copying"):
             target = str(PurePosixPath("skeleton", disguise(names[file])))
@@ -272,17 +277,17 @@ def write_skeleton(folder: Path, path: Path) -> tuple[int, int, list[str]]:
                     disguise.kept.add(PARTICIPANT)
             if content is None:
                 kind = format_at(file)
-                named = "unknown format, or damaged"
+                format_name = "unknown format, or damaged"
                 if kind:
-                    named = kind.name
-                others.append(f"{target}: {file.stat().st_size} bytes, {named}\n")
+                    format_name = kind.name
+                skipped_files.append(f"{target}: {file.stat().st_size} bytes, {format_name}\n")
             else:
                 archive.writestr(target, content)
-        kept = sorted(disguise.kept)
-        words = f"Unchanged words: {', '.join(kept) or 'none'}."
-        about = ABOUT.format(kept=words, count=len(others))
-        archive.writestr("README.txt", about + "".join(others))
-    return pictures, len(others), kept
+        kept_words = sorted(disguise.kept)
+        words = f"Unchanged words: {', '.join(kept_words) or 'none'}."
+        readme = ABOUT.format(kept=words, count=len(skipped_files))
+        archive.writestr("README.txt", readme + "".join(skipped_files))
+    return pictures, len(skipped_files), kept_words
 
 
 def table_text(file: Path) -> str | None:
@@ -314,34 +319,34 @@ def picture_content(file: Path, disguise: Disguise) -> bytes | None:
             room_for_picture(str(file), picture.height, picture.width, *pixel_form(picture)),
         ):
             coloured = np.ptp(np.asarray(picture.convert("RGB")), axis=2).max() > 0
-            exif = exif_replaced(picture.getexif(), disguise)
+            exif = replace_exif(picture.getexif(), disguise)
             form = picture.format
             mode = picture.mode
             size = picture.size
     except (OSError, ValueError, SyntaxError, DataError, Image.DecompressionBombError):
         return None
     pixels = np.random.default_rng().integers(256, size=(8, 8, 3), dtype=np.uint8)
-    other = Image.fromarray(pixels).resize(size, Image.Resampling.NEAREST)
+    copy = Image.fromarray(pixels).resize(size, Image.Resampling.NEAREST)
     if mode.startswith("I;16"):
-        other = Image.fromarray(np.asarray(other.convert("L"), np.uint16) * 257)
+        copy = Image.fromarray(np.asarray(copy.convert("L"), np.uint16) * 257)
     elif not coloured:
-        other = other.convert("L").convert(mode)
+        copy = copy.convert("L").convert(mode)
     elif mode != "RGB":
-        other = other.convert(mode)
+        copy = copy.convert(mode)
     content = io.BytesIO()
     with suppress(OSError, KeyError, ValueError):
-        other.save(content, form, exif=exif)
+        copy.save(content, form, exif=exif)
         return content.getvalue()
     return None
 
 
-def exif_replaced(exif: Image.Exif, disguise: Disguise) -> Image.Exif:
+def replace_exif(exif: Image.Exif, disguise: Disguise) -> Image.Exif:
     """Return new EXIF data with only the times and the device of a picture, both replaced."""
-    other = Image.Exif()
-    for own, target in ((exif, other), (exif.get_ifd(IFD.Exif), other.get_ifd(IFD.Exif))):
-        for tag in {*TIMES} & {*own}:
-            target[tag] = disguise(str(own[tag]))
-        if Base.BodySerialNumber in own:
-            serial = str(own[Base.BodySerialNumber])
+    copy = Image.Exif()
+    for source, target in ((exif, copy), (exif.get_ifd(IFD.Exif), copy.get_ifd(IFD.Exif))):
+        for tag in {*TIMES} & {*source}:
+            target[tag] = disguise(str(source[tag]))
+        if Base.BodySerialNumber in source:
+            serial = str(source[Base.BodySerialNumber])
             target[Base.BodySerialNumber] = disguise.digest(serial).hex()
-    return other
+    return copy

@@ -143,8 +143,8 @@ def latents_key(card: Card, encoder: str) -> str:
     """
     import torch
 
-    what = {"encoder": encoder, "version": card.version, "dtype": "float16"}
-    return digest_of({**what, "revision": ENCODING, "torch": torch.__version__})[:32]
+    identity = {"encoder": encoder, "version": card.version, "dtype": "float16"}
+    return digest_of({**identity, "revision": ENCODING, "torch": torch.__version__})[:32]
 
 
 def latents_directory(state: Path, card: Card, key: str) -> Path:
@@ -168,16 +168,16 @@ def write_latents(
     images = load_prepared(state, card, SENSITIVE)
     home = latents_directory(state, card, key)
     with holding(file_lock(home.parent / ".latents.lock")):
-        for other in home.parent.glob("*latents-*"):
-            if other != home:
-                shutil.rmtree(other)
+        for folder in home.parent.glob("*latents-*"):
+            if folder != home:
+                shutil.rmtree(folder)
         if home.exists():
             return
         with (
-            replacing_directory(home, private=True) as fresh,
-            open_private(fresh / LATENTS) as file,
+            replacing_directory(home, private=True) as temporary,
+            open_private(temporary / LATENTS) as file,
         ):
-            shown = 0
+            percent = 0
             size = inference_batch_size(card.shape)
             for start in range(0, len(images), size):
                 batch, _ = images.batch(np.arange(start, min(start + size, len(images))))
@@ -185,10 +185,10 @@ def write_latents(
                 if start == 0:
                     write_header(file, rows.dtype, (len(images), *rows.shape[1:]))
                 file.write(np.ascontiguousarray(rows).tobytes())
-                while shown < 100 * (start + len(rows)) // len(images):
-                    shown += 1
+                while percent < 100 * (start + len(rows)) // len(images):
+                    percent += 1
                     if progress:
-                        progress(shown, 100)
+                        progress(percent, 100)
 
 
 def load_latents(state: Path, card: Card, key: str) -> LatentSet:

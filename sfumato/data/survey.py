@@ -130,7 +130,7 @@ def survey(options: InitOptions, state: Path | None = None) -> Survey:
         check_headers(source, request.id_column)
     labels = np.array([*source.labels], int)
     counts = per_class(labels, len(source.classes)).tolist()
-    trained = source.size - source.held_out
+    train_size = source.size - source.held_out
     if options.classes is None:
         check_found(form, source.classes, counts)
     elif options.classes != ALL and {*options.classes} != {*source.classes}:
@@ -152,16 +152,16 @@ def survey(options: InitOptions, state: Path | None = None) -> Survey:
     files = {
         whole_file(file): label for file, label in zip(source.files, source.labels, strict=True)
     }
-    ids = None if source.groups is None else source.groups[:trained]
+    ids = None if source.groups is None else source.groups[:train_size]
     return Survey(
         classes=source.classes,
-        images=trained,
+        images=train_size,
         held_out=None if source.test is None else source.held_out,
         facts=facts,
         groups=groups,
         persons=None if ids is None else len({*ids} - {None}) + ids.count(None),
-        counts=tuple(per_class(labels[:trained], len(source.classes)).tolist()),
-        largest=tuple(Counter(one for one in ids or () if one is not None).most_common(3)),
+        counts=tuple(per_class(labels[:train_size], len(source.classes)).tolist()),
+        largest=tuple(Counter(person for person in ids or () if person is not None).most_common(3)),
         repeats=repeats_of(files, source, path, request.label_column, facts.in_a_row),
         companions=companions_in(
             [file.name for file in files], [str(file.parent) for file in files]
@@ -190,14 +190,14 @@ def check_headers(source: Source, column: str) -> None:
         )
 
 
-def section_of(request: Request, classes: Sequence[str], other: bool) -> dict[str, object]:
+def section_of(request: Request, classes: Sequence[str], other_layout: bool) -> dict[str, object]:
     """Return the keys of the section `data` for a request.
 
-    other: whether the layout is different from class folders.
+    other_layout: whether the layout is different from class folders.
     """
     data = {
-        "source": other and request.name,
-        "classes": other and (request.name != "npz" or request.classes) and [*classes],
+        "source": other_layout and request.name,
+        "classes": other_layout and (request.name != "npz" or request.classes) and [*classes],
         "labels": request.several and SEVERAL,
         "label_column": request.label_column,
         "range": request.range and [*request.range],
@@ -227,7 +227,7 @@ def picture_facts(source: Source, request: Request, state: Path | None) -> Pictu
     If no file and no option has changed since the last survey, its results are read from the cache
     in `state`. Raises the errors of decoding.
     """
-    about = [
+    identity = [
         str(request.path),
         (request.range, request.skip, volume_setting(request)),
         source.size,
@@ -236,7 +236,7 @@ def picture_facts(source: Source, request: Request, state: Path | None) -> Pictu
             for name, s in statuses(request.required_path())
         ],
     ]
-    key = digest_of(about)
+    key = digest_of(identity)
     if state is not None:
         with suppress(*UNREADABLE):
             return PictureFacts(**read_json(state / CACHE)[key])
@@ -281,25 +281,25 @@ def repeats_of(
     """
     if source.groups is not None:
         return None
-    labels = [np.asarray(one).tobytes() for one in files.values()]
+    labels = [np.asarray(value).tobytes() for value in files.values()]
     folders = [str(file.parent) for file in files]
-    found = repeats_in([file.name for file in files], folders, labels, source.classes)
+    repeats = repeats_in([file.name for file in files], folders, labels, source.classes)
     column = repeated_ids(columns_of(path), label)
-    if column and (found is None or found.groups is None):
-        name, likely = column
+    if column and (repeats is None or repeats.groups is None):
+        name, proposed = column
         return Repeats(
             why=f"Ids in a column repeat ({name}), as if one person had several images",
-            groups=name if likely else None,
+            groups=name if proposed else None,
         )
-    if found is None and repeated_folders(folders, labels):
+    if repeats is None and repeated_folders(folders, labels):
         return Repeats(
             why="Each folder contains several images, as if each folder belonged to one person"
         )
-    if found is None and in_a_row:
+    if repeats is None and in_a_row:
         return Repeats(
             why=(
                 "Photographs were taken within seconds of each other, or in a row by one device, "
                 "as if they showed one person"
             )
         )
-    return found
+    return repeats

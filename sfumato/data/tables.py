@@ -46,17 +46,17 @@ def table_in(folder: Path) -> Path | None:
     Returns None if there is no such file, or if there are several with the same suffix. Raises
     DataError if the folder contains several files with names in METADATA.
     """
-    found = [folder / name for name in METADATA if (folder / name).is_file()]
-    if len(found) > 1:
+    tables = [folder / name for name in METADATA if (folder / name).is_file()]
+    if len(tables) > 1:
         raise DataError(
-            f"{folder} contains {' and '.join(file.name for file in found)}: keep only one of "
+            f"{folder} contains {' and '.join(file.name for file in tables)}: keep only one of "
             "these tables."
         )
     for suffix in TABLE_SUFFIXES:
-        found = found or [*filter(names_pictures, files_in(folder, f"[!.]*{suffix}"))]
-    if len(found) != 1:
+        tables = tables or [*filter(names_pictures, files_in(folder, f"[!.]*{suffix}"))]
+    if len(tables) != 1:
         return None
-    return found[0]
+    return tables[0]
 
 
 def table_path(root: Path) -> Path | None:
@@ -90,24 +90,24 @@ def heads_of(table: Path) -> tuple[str, list[str]]:
     DataError if no column or several columns could contain the names.
     """
     heads = heads_in(table)  # private: the first line may be a person's row
-    naming = (
+    pattern = (
         r"(file|image|img|picture|photo|scan|bild|datei)s?((file)?(name|path)|id|index|no)?|"
         r"(relative)?path|idcode"
     )
-    found = [head for head in heads if head == FILE] or [
-        head for head in heads if re.fullmatch(naming, meaning(head))
+    candidates = [head for head in heads if head == FILE] or [
+        head for head in heads if re.fullmatch(pattern, meaning(head))
     ]
-    if not found:
+    if not candidates:
         raise DataError(
             f"{table} has no column {FILE} with the names of the pictures: add it, or write the "
             "names of the columns in the first line"
         )
-    if len(found) > 1:
+    if len(candidates) > 1:
         raise DataError(
             f"{table} has several columns that may contain the names of the pictures: rename the "
             f"column that contains them to {FILE}"
         )
-    return found[0], [name for name in heads if name != found[0]]
+    return candidates[0], [name for name in heads if name != candidates[0]]
 
 
 def read_table(table: Path, columns: Sequence[str]) -> Rows:
@@ -156,42 +156,47 @@ def rows_by_file(
     columns: Sequence[str],
     files: Sequence[Path],
     root: Path,
-    others: Iterable[Path] = (),
+    other_files: Iterable[Path] = (),
 ) -> dict[Path, list[str]]:
     """Map each file that a row names to the cells of that row, in the order of the rows.
 
     columns: names of columns. The first contains paths below `root`, or unique file names with or
     without their suffix. The cells of the other columns are returned;
     files: files that must each have a row;
-    others: files that need no row. A row can name such a file only by its path.
+    other_files: files that need no row. A row can name such a file only by its path.
 
     Raises the errors of `read_table`. Raises DataError if one of `files` has no row, and if a row
     names an unknown file, several files, a file for the second time, or a link that leads out of
     `root` or to no file.
     """
-    counted = Counter(name for file in files for name in names_of(file))
-    known = {
-        plain_path(name): file for file in files for name in names_of(file) if counted[name] == 1
+    name_counts = Counter(name for file in files for name in names_of(file))
+    files_by_name = {
+        plain_path(name): file
+        for file in files
+        for name in names_of(file)
+        if name_counts[name] == 1
     }
-    known |= {plain_path(str(file.relative_to(root))): file for file in (*files, *others)}
-    below = files_by_folder(files, root)
-    found: dict[Path, list[str]] = {}
+    files_by_name |= {
+        plain_path(str(file.relative_to(root))): file for file in (*files, *other_files)
+    }
+    by_folder = files_by_folder(files, root)
+    rows: dict[Path, list[str]] = {}
     for number, (name, *cells) in read_table(table, columns):
-        within = below.get(plain_path(name).rstrip("/"), [])
-        if within and all(map(is_dicom, within)):
-            if not found.keys().isdisjoint(within):
+        folder_files = by_folder.get(plain_path(name).rstrip("/"), [])
+        if folder_files and all(map(is_dicom, folder_files)):
+            if not rows.keys().isdisjoint(folder_files):
                 raise DataError(
                     f"{table}, row {number}, names a file a second time: keep one row per file"
                 )
-            found |= dict.fromkeys(within, cells)
+            rows |= dict.fromkeys(folder_files, cells)
             continue
-        if (file := known.get(plain_path(name))) is None:
+        if (file := files_by_name.get(plain_path(name))) is None:
             raise DataError(
                 f"{table}, row {number}, names a file that is not below {root}, or a name that "
                 "several files have: remove the row, or write the file's path relative to this "
                 "folder, such as class/picture.png"
             )
-        if file in found:
+        if file in rows:
             raise DataError(
                 f"{table}, row {number}, names a file a second time: keep one row per file"
             )
@@ -207,10 +212,10 @@ def rows_by_file(
                 f"{table}, row {number}, names a link to a file outside {root}: copy the picture "
                 "itself into this folder"
             )
-        found[file] = cells
-    if missing := next((path for path in files if path not in found), None):
+        rows[file] = cells
+    if missing := next((path for path in files if path not in rows), None):
         raise DataError(f"{table} has no row for {missing}: add a row for each file")
-    return found
+    return rows
 
 
 def files_by_folder(files: Iterable[Path], root: Path) -> dict[str, list[Path]]:
@@ -218,15 +223,15 @@ def files_by_folder(files: Iterable[Path], root: Path) -> dict[str, list[Path]]:
 
     A row may name a folder of DICOM files instead of a file.
     """
-    of_parent: dict[Path, list[Path]] = {}
+    by_parent: dict[Path, list[Path]] = {}
     for file in files:
-        of_parent.setdefault(file.parent, []).append(file)
-    below: dict[str, list[Path]] = {}
-    for parent, own in of_parent.items():
-        place = parent.relative_to(root)
-        for folder in (place, *place.parents):
-            below.setdefault(plain_path(str(folder)), []).extend(own)
-    return below
+        by_parent.setdefault(file.parent, []).append(file)
+    by_folder: dict[str, list[Path]] = {}
+    for parent, members in by_parent.items():
+        relative = parent.relative_to(root)
+        for folder in (relative, *relative.parents):
+            by_folder.setdefault(plain_path(str(folder)), []).extend(members)
+    return by_folder
 
 
 def names_of(file: Path) -> set[str]:
@@ -291,14 +296,14 @@ def too_many_cells(table: Path | str) -> DataError:
     return DataError(f"{table} has more than {MOST_CELLS:,} cells: remove columns or rows.")
 
 
-def lines_of(table: Path, newline: str, between: Sequence[bytes] = ()) -> Iterator[str]:
+def lines_of(table: Path, newline: str, separators: Sequence[bytes] = ()) -> Iterator[str]:
     """Yield the lines of a text file, with their line ends.
 
-    between: characters that separate cells. Raises DataError for too many lines or separators, or
-    for a line that is too long.
+    separators: characters that separate cells. Raises DataError for too many lines or separators,
+    or for a line that is too long.
     """
     content = read_bytes(table, LARGEST_TEXT)
-    if sum(map(content.count, between)) > MOST_CELLS:
+    if sum(map(content.count, separators)) > MOST_CELLS:
         raise too_many_cells(table)
     if content.count(b"\n") > MOST_ROWS:
         raise DataError(f"{table} has more than {MOST_ROWS:,} rows: write one row per picture.")
@@ -321,18 +326,18 @@ def csv_rows(table: Path) -> Rows:
 
     def lines() -> Iterator[str]:
         nonlocal length
-        for line in chain([first], others):
+        for line in chain([first], rest):
             length += len(line)
             check_length(length, table)
             yield line
 
-    others = lines_of(table, "")
-    first = next(others, "")
+    rest = lines_of(table, "")
+    first = next(rest, "")
     if first.startswith("sep="):  # states the separator for Excel, which hides this line
-        first = next(others, "")
+        first = next(rest, "")
     # Some programs write semicolons, because their numbers contain commas
-    between = max(",;\t", key=first.count)
-    for number, row in enumerate(csv.reader(lines(), delimiter=between, strict=True), 1):
+    delimiter = max(",;\t", key=first.count)
+    for number, row in enumerate(csv.reader(lines(), delimiter=delimiter, strict=True), 1):
         length = 0
         if number == 1:
             yield 1, [name.strip() for name in row]
@@ -345,8 +350,8 @@ def json_rows(table: Path) -> Rows:
     objects: dict[int, dict[str, object]] = {}
     for number, line in enumerate(lines_of(table, "\n", (b",", b"[", b"{")), 1):
         if line.strip():
-            wrong = f"{table}, row {number}, is not a JSON object: correct it"
-            with explained(DataError, wrong, causes=(ValueError, TypeError)):
+            message = f"{table}, row {number}, is not a JSON object: correct it"
+            with explained(DataError, message, causes=(ValueError, TypeError)):
                 objects[number] = dict(parse_json(line))
     heads = [*dict.fromkeys(chain.from_iterable(objects.values()))]
     yield 0, heads
@@ -376,24 +381,24 @@ def records_of(
     columns: columns of cells to read; picture: column of pictures to read too. Raises DataError if
     the table is too large.
     """
-    about = file.metadata
-    groups = [about.row_group(i) for i in range(about.num_row_groups)]
-    chunks = [group.column(i) for group in groups for i in range(about.num_columns)]
+    metadata = file.metadata
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    chunks = [group.column(i) for group in groups for i in range(metadata.num_columns)]
     table = [chunk for chunk in chunks if chunk.path_in_schema.split(".")[0] in columns]
-    if about.num_rows > MOST_ROWS:
+    if metadata.num_rows > MOST_ROWS:
         raise DataError(f"{name} has more than {MOST_ROWS:,} rows: write one row per picture.")
     if sum(chunk.num_values for chunk in table) > MOST_CELLS:
         raise too_many_cells(name)
-    rows = 1
+    batch_size = 1
     read = [*columns]
     if picture is not None:
         read.append(picture)
     else:  # a repeated cell is stored once, so the text may be far larger than the file
         largest = max((chunk.total_uncompressed_size for chunk in table), default=0)
-        rows = max(1, min(1024, LARGEST_PICTURE // max(1, largest)))
+        batch_size = max(1, min(1024, LARGEST_PICTURE // max(1, largest)))
     remaining = LARGEST_TEXT
     try:
-        for batch in file.iter_batches(rows, columns=read):
+        for batch in file.iter_batches(batch_size, columns=read):
             remaining -= sum(batch.column(column).nbytes for column in columns)
             if remaining < 0:
                 raise DataError(

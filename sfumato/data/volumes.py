@@ -109,7 +109,7 @@ def slices_of(path: Path, volume: Volume) -> list[Slice]:
     return [Slice(path, number, axis) for number in numbers]
 
 
-def decode_slice(place: Slice, span: Span | None) -> np.ndarray:
+def decode_slice(volume_slice: Slice, span: Span | None) -> np.ndarray:
     """Show a slice of a volume as (H, W, 1) uint8; non-finite values are black.
 
     The top of the picture is the front of the body in axial slices, and the top of the body in
@@ -120,11 +120,13 @@ def decode_slice(place: Slice, span: Span | None) -> np.ndarray:
     volume.
     """
     with only_reader:
-        values = volume_at(place.path, span)
-        part = values.stored.take(place.number, AXES[place.axis or AXIAL])
+        values = volume_at(volume_slice.path, span)
+        part = values.stored.take(volume_slice.number, AXES[volume_slice.axis or AXIAL])
         scaled = part * values.slope + values.intercept
         return eight_bits(
-            np.where(np.isfinite(scaled), scaled, values.span[0]).T[::-1], values.span, str(place)
+            np.where(np.isfinite(scaled), scaled, values.span[0]).T[::-1],
+            values.span,
+            str(volume_slice),
         )
 
 
@@ -143,10 +145,10 @@ def volume_at(path: Path, span: Span | None) -> Values:
         except DataError as error:
             # The traceback is dropped, because it would keep the values in memory
             last_read[key] = error.with_traceback(None)
-    found = last_read[key]
-    if isinstance(found, DataError):
-        raise found
-    return found
+    values = last_read[key]
+    if isinstance(values, DataError):
+        raise values
+    return values
 
 
 def read_volume(path: Path, span: Span | None) -> Values:
@@ -252,9 +254,9 @@ def shape_of(header: Any, path: Path) -> tuple[int, int, int]:
     kind = header.get_data_dtype()
     offset = header.get_data_offset()
     if math.prod(sides[3:]) > 1:
-        many = math.prod(sides[3:])
+        count = math.prod(sides[3:])
         raise DataError(
-            f"{path} contains {many} volumes (4-D): choose one volume, or compute their mean, and "
+            f"{path} contains {count} volumes (4-D): choose one volume, or compute their mean, and "
             "save the result in a separate file."
         )
     if kind.kind not in "iuf" or kind.itemsize > LARGEST_VALUE:
@@ -266,9 +268,9 @@ def shape_of(header: Any, path: Path) -> tuple[int, int, int]:
         raise DataError(
             f"{path} has {offset:,} bytes before its values: save it without header extensions."
         )
-    wide, deep, high = [*sides, 1, 1, 1][:3]
-    check_volume(str(path), (wide, deep, high), kind.itemsize)
-    return wide, deep, high
+    width, depth, height = [*sides, 1, 1, 1][:3]
+    check_volume(str(path), (width, depth, height), kind.itemsize)
+    return width, depth, height
 
 
 def canonical_axes(values: np.ndarray, header: Any) -> np.ndarray:

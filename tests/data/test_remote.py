@@ -18,7 +18,7 @@ from test_shards import files_of, prepared, write_set, write_tar
 from sfumato.data import shards
 from sfumato.data.sources import remote
 from sfumato.data.sources.packed import unpacking
-from sfumato.data.sources.remote import expanded, local_copy
+from sfumato.data.sources.remote import expand_braces, local_copy
 from sfumato.errors import ConfigError, DataError
 from sfumato.settings.data import Data
 from sfumato.settings.recipes import load_params
@@ -218,6 +218,10 @@ def test_credentials_are_in_no_file_of_state_and_project(state):
 
 
 def test_ranges_keep_their_zeros():
-    assert expanded("s3://b/{08..11}.tar") == [f"s3://b/{n}.tar" for n in ("08", "09", "10", "11")]
+    assert expand_braces("s3://b/{08..11}.tar") == [
+        f"s3://b/{n}.tar" for n in ("08", "09", "10", "11")
+    ]
     names = ("train-0", "train-1", "val-0", "val-1")
-    assert expanded("s3://b/{train,val}-{0..1}.tar") == [f"s3://b/{name}.tar" for name in names]
+    assert expand_braces("s3://b/{train,val}-{0..1}.tar") == [
+        f"s3://b/{name}.tar" for name in names
+    ]

@@ -18,7 +18,7 @@ from surveys import survey
 from test_names import ASKED, KINDS, PLAIN, RIGHT
 
 from sfumato.data.names import repeats_in
-from sfumato.data.skeleton import NOUNS, Disguise, numbers_replaced, write_skeleton
+from sfumato.data.skeleton import NOUNS, Disguise, replace_numbers, write_skeleton
 from sfumato.errors import ConfigError
 from sfumato.settings.data import Groups
 
@@ -99,7 +99,7 @@ def test_words_for_a_person_stay_if_the_folder_uses_all_of_them():
 
 def test_numbers_keep_their_form():
     ids = {17003, 23456, 99871, 42000}
-    replaced = numbers_replaced({1, 2, 3, 7, 500, 501, 504, 2019, 2020} | ids, 4, random.Random(0))
+    replaced = replace_numbers({1, 2, 3, 7, 500, 501, 504, 2019, 2020} | ids, 4, random.Random(0))
     assert [replaced[n] for n in (1, 2, 3, 2019, 2020)] == [1, 2, 3, 2015, 2016]
     assert replaced[504] - replaced[500] == 4 and replaced[500] < replaced[501] < replaced[504]
     assert {len(str(replaced[n])) for n in ids} == {5}
@@ -112,7 +112,7 @@ def test_the_least_and_largest_ids_are_replaced_too():
     numbers of a continuation stay the same, but all ids must be replaced.
     """
     ids = {972543, 1000768, 9972362, 10003377, 54321098, 99984401}
-    replaced = numbers_replaced(ids, 4, random.Random(0))
+    replaced = replace_numbers(ids, 4, random.Random(0))
     assert ids.isdisjoint(replaced.values())
 
 
@@ -145,7 +145,7 @@ def test_years_of_birth_are_moved_by_about_as_long_as_dates():
 
 
 def test_a_year_is_not_moved_onto_a_number_that_stays():
-    replaced = numbers_replaced({*range(1, 2000), 2001}, 5, random.Random(0))
+    replaced = replace_numbers({*range(1, 2000), 2001}, 5, random.Random(0))
     assert replaced[2001] not in range(1, 2000)
 
 

@@ -39,18 +39,18 @@ def dead_leaves(random: np.random.Generator, height: int, width: int, channels: 
     """
     y, x = (axis.ravel() for axis in grid(height, width))
     image = np.broadcast_to(random.random(channels), (height * width, channels)).copy()
-    bare = np.arange(height * width)
-    least = random.uniform(0.03, 0.08)
-    most = random.uniform(0.3, 0.6)
+    uncovered = np.arange(height * width)
+    min_radius = random.uniform(0.03, 0.08)
+    max_radius = random.uniform(0.3, 0.6)
     for _ in range(12):  # draws 24 discs at a time, from front to back
-        radius = (most**-2 + random.random(24) * (least**-2 - most**-2)) ** -0.5
-        middle = random.uniform(-0.2, [[1.2 * y[-1]], [1.2 * x[-1]]], (2, 24))
-        # Squared distances, (pixels still bare, 24)
-        square = (y[bare, None] - middle[0]) ** 2 + (x[bare, None] - middle[1]) ** 2
+        radius = (max_radius**-2 + random.random(24) * (min_radius**-2 - max_radius**-2)) ** -0.5
+        centre = random.uniform(-0.2, [[1.2 * y[-1]], [1.2 * x[-1]]], (2, 24))
+        # Squared distances, (uncovered pixels, 24)
+        square = (y[uncovered, None] - centre[0]) ** 2 + (x[uncovered, None] - centre[1]) ** 2
         inside = square < radius**2
         hit = inside.any(axis=1)
-        image[bare[hit]] = random.random((24, channels))[inside[hit].argmax(axis=1)]
-        bare = bare[~hit]
+        image[uncovered[hit]] = random.random((24, channels))[inside[hit].argmax(axis=1)]
+        uncovered = uncovered[~hit]
     return image.reshape(height, width, channels)
 
 
@@ -64,8 +64,8 @@ def fractal_noise(
     spectrum = white * frequency ** -random.uniform(0.6, 1.8)
     noise = np.fft.irfft2(spectrum, s=(height, width)).transpose(1, 2, 0)
     noise /= noise.std(axis=(0, 1)) + 1e-12
-    shared = random.uniform(0.3, 1)  # correlation of the channels
-    mixed = shared * noise[..., :1] + math.sqrt(1 - shared**2) * noise[..., 1:]
+    correlation = random.uniform(0.3, 1)  # correlation of the channels
+    mixed = correlation * noise[..., :1] + math.sqrt(1 - correlation**2) * noise[..., 1:]
     return random.uniform(0.3, 0.7, channels) + random.uniform(0.12, 0.25) * mixed
 
 
@@ -118,10 +118,10 @@ def gratings(random: np.random.Generator, height: int, width: int, channels: int
         angle = random.uniform(0, math.pi)
         cycles = math.exp(random.uniform(math.log(1.5), math.log(9)))
         phase = random.uniform(0, 2 * math.pi)
-        each = np.sin(2 * math.pi * cycles * (x * math.cos(angle) + y * math.sin(angle)) + phase)
+        grating = np.sin(2 * math.pi * cycles * (x * math.cos(angle) + y * math.sin(angle)) + phase)
         if sharpness:
-            each = np.tanh(sharpness * each)
-        wave += random.uniform(0.4, 1) * each
+            grating = np.tanh(sharpness * grating)
+        wave += random.uniform(0.4, 1) * grating
     wave = 0.5 + 0.5 * wave[..., None] / (np.abs(wave).max() + 1e-12)
     low, high = contrasting_colours(random, channels)
     return low + wave * (high - low)
@@ -143,16 +143,17 @@ def shapes(random: np.random.Generator, height: int, width: int, channels: int) 
         turn = random.uniform(0, 2 * math.pi)
         dy = y - random.uniform(0, y[-1, 0])
         dx = x - random.uniform(0, x[0, -1])
-        across = dx * math.cos(turn) + dy * math.sin(turn)
-        along = (dy * math.cos(turn) - dx * math.sin(turn)) / random.uniform(0.4, 1)
+        rotated_x = dx * math.cos(turn) + dy * math.sin(turn)
+        rotated_y = (dy * math.cos(turn) - dx * math.sin(turn)) / random.uniform(0.4, 1)
         if random.random() < 0.4:
-            inside = across**2 + along**2 < size**2
+            inside = rotated_x**2 + rotated_y**2 < size**2
         else:
             sides = int(random.integers(3, 7))
             normal = 2 * math.pi * (np.arange(sides) + random.uniform(-0.2, 0.2, sides)) / sides
             reach = size * random.uniform(0.5, 0.9, sides)
             inside = (
-                across[..., None] * np.cos(normal) + along[..., None] * np.sin(normal) < reach
+                rotated_x[..., None] * np.cos(normal) + rotated_y[..., None] * np.sin(normal)
+                < reach
             ).all(axis=2)
         image[inside] = ink
         ink = random.random(channels)

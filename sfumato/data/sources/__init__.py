@@ -82,10 +82,10 @@ def check_there(path: str | None, groups: Groups | None) -> None:
                 "data.groups uses column, pattern or dicom"
             )
         )
-    named = {"data.path": path}
+    paths = {"data.path": path}
     if groups is not None:
-        named["data.groups.csv"] = groups.csv
-    for option, text in named.items():
+        paths["data.groups.csv"] = groups.csv
+    for option, text in paths.items():
         if text is not None and not Path(text).expanduser().exists():
             raise public(
                 DataError(f"{option}={text} does not exist: correct the path, or mount its disk")
@@ -148,8 +148,8 @@ def open_source(request: Request, raw: Path) -> Source:
 def refuse_shared_persons(source: Source, path: str | None) -> None:
     """Raise DataError if a person is both in the training part and in the hold-out of a source."""
     ids = source.groups or []
-    trained = source.size - source.held_out
-    if shared := {*ids[:trained]} & {*ids[trained:]} - {None}:
+    train_size = source.size - source.held_out
+    if shared := {*ids[:train_size]} & {*ids[train_size:]} - {None}:
         raise DataError(
             f"data.groups: {len(shared)} person(s) have pictures in both train and test of {path}. "
             "The guarantee does not cover the hold-out (test): move all pictures of a person into "

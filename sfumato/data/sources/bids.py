@@ -39,15 +39,15 @@ def folders_named(path: Path, prefix: str) -> list[Path]:
     Raises DataError if a name has the prefix with capitals, as in "Sub-01", because this folder
     would be skipped otherwise.
     """
-    found = [folder for folder in folders_in(path) if folder.name.lower().startswith(prefix)]
-    for folder in found:
+    folders = [folder for folder in folders_in(path) if folder.name.lower().startswith(prefix)]
+    for folder in folders:
         if not folder.name.startswith(prefix):
             raise DataError(
                 f"the name of a folder begins with {folder.name[: len(prefix)]} instead of "
                 f"{prefix}: use small letters in the names of all such folders, and in "
                 f"{PARTICIPANTS}"
             )
-    return found
+    return folders
 
 
 def participants_of(root: Path) -> Path:
@@ -75,8 +75,8 @@ def anatomy_of(root: Path) -> Iterator[tuple[str, Path]]:
     Masks and other volumes that only accompany a volume are left out.
     """
     for subject in folders_named(root, SUBJECT):
-        for place in (subject, *folders_named(subject, "ses-")):
-            for folder in folders_named(place, ANATOMY):
+        for parent in (subject, *folders_named(subject, "ses-")):
+            for folder in folders_named(parent, ANATOMY):
                 files = (file for file in visible(folder) if is_volume(file))
                 yield from (
                     (subject.name, file)
@@ -100,31 +100,32 @@ def rows_of_volumes(
     table = participants_of(root)
     rows = rows_of_participants(table, columns)
     volumes = [*anatomy_of(root)]
-    found = sorted({suffix_of(file) for _, file in volumes})
-    if suffix is None and len(found) > 1:
+    suffixes = sorted({suffix_of(file) for _, file in volumes})
+    if suffix is None and len(suffixes) > 1:
         raise ConfigError(
             "{root} has volumes of several kinds ({found}): choose one kind with "
             "data.volume.suffix ({option.volume} suffix={first})",
             option="volume",
             root=root,
-            found=", ".join(found),
-            first=found[0],
+            found=", ".join(suffixes),
+            first=suffixes[0],
             undecided=True,
         )
-    used = [(subject, file) for subject, file in volumes if suffix in (None, suffix_of(file))]
-    if not used:
-        kinds = ", ".join(found) or "none"
+    selected = [(subject, file) for subject, file in volumes if suffix in (None, suffix_of(file))]
+    if not selected:
+        kinds = ", ".join(suffixes) or "none"
         raise DataError(
             f"{root} has no volumes sub-*/anat/*_{suffix or 'T1w'}.nii.gz (or .nii): add them, or "
             f"correct data.volume.suffix. Suffixes found: {kinds}."
         )
-    if missing := {subject for subject, _ in used if subject not in rows}:
+    if missing := {subject for subject, _ in selected if subject not in rows}:
         raise DataError(
             f"{table} has no row for {len(missing)} of the sub-* folders: add one row per "
             "participant"
         )
     return {
-        file: [rows[subject].get(column, subject) for column in columns] for subject, file in used
+        file: [rows[subject].get(column, subject) for column in columns]
+        for subject, file in selected
     }
 
 
@@ -134,8 +135,8 @@ def rows_of_participants(table: Path, columns: Sequence[str]) -> dict[str, dict[
     Raises DataError if a subject has several rows.
     """
     rows: dict[str, dict[str, str]] = {}
-    read = [column for column in dict.fromkeys(columns) if column != PARTICIPANT]
-    for number, (name, *cells) in read_table(table, [PARTICIPANT, *read]):
+    other_columns = [column for column in dict.fromkeys(columns) if column != PARTICIPANT]
+    for number, (name, *cells) in read_table(table, [PARTICIPANT, *other_columns]):
         subject = SUBJECT + name.strip().removeprefix(SUBJECT)
         if subject in rows:
             raise DataError(
@@ -143,7 +144,7 @@ def rows_of_participants(table: Path, columns: Sequence[str]) -> dict[str, dict[
                 "participant"
             )
         texts = [re.sub("^n/a$", "", cell.strip()) for cell in cells]
-        rows[subject] = dict(zip(read, texts, strict=True))
+        rows[subject] = dict(zip(other_columns, texts, strict=True))
     return rows
 
 
@@ -155,14 +156,16 @@ def possible_labels(root: Path) -> list[str]:
     """
     table = participants_of(root)
     heads = [head for head in heads_in(table) if head != PARTICIPANT]
-    named = (
+    pattern = (
         r"(dx|diagnosis|diagnostic|disease|label|class|group|cohort|condition|status|target|"
         r"category|pathology)s?"
     )
-    likely = [head for head in heads if re.search(rf"(^|[\W_]){named}([\W_]|$)", head.casefold())]
+    label_heads = [
+        head for head in heads if re.search(rf"(^|[\W_]){pattern}([\W_]|$)", head.casefold())
+    ]
     cells = {
         head: {cell for _, (cell,) in read_table(table, [head])} - NO_LABEL
-        for head in likely or heads
+        for head in label_heads or heads
     }
     rows = sum(1 for _ in read_table(table, [PARTICIPANT]))
-    return [head for head, found in cells.items() if 1 < len(found) <= max(2, rows // 5)]
+    return [head for head, values in cells.items() if 1 < len(values) <= max(2, rows // 5)]

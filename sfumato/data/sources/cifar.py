@@ -12,13 +12,13 @@ def read_cifar(request: Request, raw: Path) -> Source:
 
     Without a path, it is read from `raw`, and downloaded if it is missing there.
     """
-    place = Path(request.path or raw).expanduser()
+    folder = Path(request.path or raw).expanduser()
     archive = {"cifar10": "cifar-10-python.tar.gz", "cifar100": "cifar-100-python.tar.gz"}[
         request.name
     ]
-    fix = f"Unpack {archive} into {place}"
+    fix = f"Unpack {archive} into {folder}"
     parts = download(
-        request.name.upper(), place, fix, test=request.sensitive, download=request.path is None
+        request.name.upper(), folder, fix, test=request.sensitive, download=request.path is None
     )
     train, *test = [
         examples(part.data, np.array(part.targets), request, request.name) for part in parts

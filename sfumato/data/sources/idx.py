@@ -68,26 +68,26 @@ def read_idx_set(request: Request, raw: Path) -> Source:
 
     Without a path, the usual folders are searched, and missing files are downloaded.
     """
-    chosen = IDX_SETS[request.name]
-    splits = chosen.splits if request.sensitive else chosen.splits[:1]
+    idx_set = IDX_SETS[request.name]
+    splits = idx_set.splits if request.sensitive else idx_set.splits[:1]
     stems = [
         f"{split}-{kind}" for split in splits for kind in ("images-idx3-ubyte", "labels-idx1-ubyte")
     ]
     home = Path(request.path or raw / request.name).expanduser()
-    places = [home, home / "gzip"]  # EMNIST's archive unpacks into gzip/
+    folders = [home, home / "gzip"]  # EMNIST's archive unpacks into gzip/
     if request.path is None:
-        places.append(raw / chosen.torchvision / "raw")  # folder of torchvision's downloads
+        folders.append(raw / idx_set.torchvision / "raw")  # folder of torchvision's downloads
         if request.name == "fashion-mnist":
-            places.insert(0, DEBIAN_FASHION_MNIST)
-    files = first_with_all(places, stems)
+            folders.insert(0, DEBIAN_FASHION_MNIST)
+    files = first_with_all(folders, stems)
     if files is None and request.path is None:
         fix = f"Put the files {', '.join(f'{stem}.gz' for stem in stems)} into {home} by hand"
-        download(chosen.torchvision, raw, fix, test=request.sensitive, **chosen.options)
-        files = first_with_all(places, stems)
+        download(idx_set.torchvision, raw, fix, test=request.sensitive, **idx_set.options)
+        files = first_with_all(folders, stems)
     if files is None:
         raise DataError(
             f"no folder contains all of the files {', '.join(f'{stem}[.gz]' for stem in stems)}: "
-            f"put all of them into one of these folders: {', '.join(map(str, places))}."
+            f"put all of them into one of these folders: {', '.join(map(str, folders))}."
         )
     parts = []
     size = 0
@@ -99,24 +99,24 @@ def read_idx_set(request: Request, raw: Path) -> Source:
                 f"{images_file} has the shape {images.shape}, and {labels_file.name} has the shape "
                 f"{labels.shape}, so these files do not belong together: fetch both again."
             )
-        check_labels(labels, chosen.classes, labels_file)
+        check_labels(labels, idx_set.classes, labels_file)
         size += len(images)
-        upright = images.transpose(0, 2, 1) if chosen.transposed else images
+        upright = images.transpose(0, 2, 1) if idx_set.transposed else images
         parts.append(examples(upright, labels, request, images_file.name))
     train, *test = parts
-    return Source(chosen.classes, train, next(iter(test), None), size)
+    return Source(idx_set.classes, train, next(iter(test), None), size)
 
 
-def first_with_all(places: list[Path], stems: list[str]) -> list[Path] | None:
+def first_with_all(folders: list[Path], stems: list[str]) -> list[Path] | None:
     """Return the files named by `stems` in the first folder that contains all of them.
 
     Returns None if no folder does. stems: names without `.gz`. Each file may be gzipped or plain.
     """
-    for place in places:
+    for folder in folders:
         files = {
             stem: file
             for stem in stems
-            for file in (place / stem, place / f"{stem}.gz")
+            for file in (folder / stem, folder / f"{stem}.gz")
             if file.is_file()
         }
         if len(files) == len(stems):
@@ -135,8 +135,8 @@ def read_idx(path: Path) -> np.ndarray:
     causes = (OSError, EOFError, zlib.error, struct.error)
     with (
         explained(DataError, lambda error: f"{broken} ({error}): fetch it again.", causes=causes),
-        reading(path) as plain,
-        gzip.open(plain) if path.suffix == ".gz" else nullcontext(plain) as file,
+        reading(path) as raw_file,
+        gzip.open(raw_file) if path.suffix == ".gz" else nullcontext(raw_file) as file,
     ):
         magic = file.read(4)
         if magic[:3] != b"\0\0\x08" or len(magic) < 4:
@@ -156,6 +156,6 @@ def read_idx(path: Path) -> np.ndarray:
         # is not read, because a gzip file can expand without limit
         content = file.read(size + 1)
     if len(content) != size:
-        held = len(content) if len(content) < size else f"more than {size}"
-        raise DataError(f"{broken}: it has {held} values for the shape {shape}. Fetch it again.")
+        count = len(content) if len(content) < size else f"more than {size}"
+        raise DataError(f"{broken}: it has {count} values for the shape {shape}. Fetch it again.")
     return np.frombuffer(content, np.uint8).reshape(shape)

@@ -47,23 +47,23 @@ def read_imagefolder(request: Request, raw: Path) -> Source:
 
     Class folders and their pictures are sorted by name. Hidden files are ignored. Folders with the
     names of parts, such as train, are treated as parts (see `split_of`). If labels are in a table
-    or in tar files, `numbered` or, with several labels, `list_labels` determines the classes.
+    or in tar files, `encode_labels` or, with several labels, `list_labels` determines the classes.
 
     If files cannot be used, raises DataError that lists all of them. The error is raised in this
     call, or later, while the pictures are decoded.
     """
     path = request.required_path()
     groups = request.groups
-    found = list_pictures(request)
+    listing = list_pictures(request)
     if not request.sensitive:
-        found = replace(found, places=found.train, official=False)
+        listing = replace(listing, places=listing.train, official=False)
     elif groups is None and path.is_dir() and (path / GROUPS).exists():
         raise DataError(f"{path / GROUPS} {GROUPS_REFUSED}.")
-    if found.problems:
-        raise refusal([*found.problems, *problems_of(found.places, request)])
-    every = places = found.places
+    if listing.problems:
+        raise refusal([*listing.problems, *problems_of(listing.places, request)])
+    all_places = places = listing.places
     if request.skip:
-        places = without_strays(every, request)
+        places = without_strays(all_places, request)
     files = [place.file for place in places]
     persons = [place.person for place in places]
     ids: list[str | None] | None = None
@@ -79,19 +79,27 @@ def read_imagefolder(request: Request, raw: Path) -> Source:
     if request.volume is not None:
         pictures = [*in_slices(files, request.volume, request.converted)]
         numbers = [number for number, _ in pictures]
-        places = every = [places[number]._replace(file=file) for number, file in pictures]
+        places = all_places = [places[number]._replace(file=file) for number, file in pictures]
         ids = ids and [ids[number] for number in numbers]
         compared = compared and [compared[number] for number in numbers]
         files = [place.file for place in places]
-    trained = sum(not place.held_out for place in places)
+    train_size = sum(not place.held_out for place in places)
     shapes: list[tuple[int, ...]] = []  # shape of the first picture, which both parts must have
-    train = pictures_of(places[:trained], every, request, shapes)
+    train = pictures_of(places[:train_size], all_places, request, shapes)
     test = None
-    if found.official:
-        test = pictures_of(places[trained:], every, request, shapes, trained)
+    if listing.official:
+        test = pictures_of(places[train_size:], all_places, request, shapes, train_size)
     labels = [place.label for place in places]
     return Source(
-        found.classes, train, test, len(files), ids, files, labels, compared, len(files) - trained
+        listing.classes,
+        train,
+        test,
+        len(files),
+        ids,
+        files,
+        labels,
+        compared,
+        len(files) - train_size,
     )
 
 
@@ -128,13 +136,13 @@ def list_folder(
     path: Path,
     option: str = "data.path",
     groups: Groups | None = None,
-    named: Sequence[str] | None = None,
+    class_names: Sequence[str] | None = None,
     block: ListedBlock | None = None,
 ) -> Listing:
     """List the pictures of a folder, or of a part of it (`block`), by class and split.
 
     option: name of the setting that contains the path, for messages;
-    named: names of the classes, used only if `groups.folder` is OUTER. Each outer folder then
+    class_names: names of the classes, used only if `groups.folder` is OUTER. Each outer folder then
     belongs to a person, and contains class folders.
 
     Raises DataError if there are no classes.
@@ -143,34 +151,34 @@ def list_folder(
         raise DataError(
             f"{option}={path} is not a folder: expected one folder of pictures per class."
         )
-    trained, held_out = split_of(path)
-    official = bool(held_out)
-    classes = sorted({composed(folder.name) for part in trained for folder in folders_in(part)})
+    train, test = split_of(path)
+    official = bool(test)
+    classes = sorted({composed(folder.name) for part in train for folder in folders_in(part)})
     # Each person's folder contains class folders. It is treated like a part, such as train/
     if groups is not None and groups.folder == OUTER:
-        trained, held_out = (
-            [person for one in part for person in folders_in(one)] for part in (trained, held_out)
+        train, test = (
+            [person for folder in part for person in folders_in(folder)] for part in (train, test)
         )
-        classes = [*(named or ())]
-    parts = trained + held_out
-    every = [
-        found
+        classes = [*(class_names or ())]
+    parts = train + test
+    items = [
+        item
         for part in parts
-        for found in list_part(part, path, classes, groups, part in held_out, block)
+        for item in list_part(part, path, classes, groups, part in test, block)
     ]
-    places = [found for found in every if isinstance(found, Place)]
-    problems = [found for found in every if isinstance(found, DataError)]
+    places = [item for item in items if isinstance(item, Place)]
+    problems = [item for item in items if isinstance(item, DataError)]
     files = [place.file for place in places if isinstance(place.file, Path)]
     entries = [*dict.fromkeys(file.parent for file in files)]
     if any(map(Path.is_symlink, files)):
         entries += files
-    listed: dict[Path, Path] = {}
+    first_entries: dict[Path, Path] = {}
     for entry in entries:
-        if (other := listed.setdefault(entry.resolve(), entry)) != entry:
+        if (first_entry := first_entries.setdefault(entry.resolve(), entry)) != entry:
             problems.append(
                 DataError(
-                    f"{entry} and {other} are the same file or folder, because of a link, so each "
-                    "of its pictures would count twice: remove the link."
+                    f"{entry} and {first_entry} are the same file or folder, because of a link, so "
+                    "each of its pictures would count twice: remove the link."
                 )
             )
     if not classes:
@@ -217,8 +225,8 @@ def list_part(
                     "class."
                 )
             continue
-        if wrong := misplaced(folder, root) or unknown_class(folder, root, classes, groups):
-            yield wrong
+        if error := misplaced(folder, root) or unknown_class(folder, root, classes, groups):
+            yield error
             continue
         if block is not None and block.folder != str(folder):
             continue
@@ -246,12 +254,12 @@ def unknown_class(
     """Return an error if a folder is not named after one of the classes."""
     if composed(folder.name) in classes:
         return None
-    known: object = root / TRAIN
+    class_source: object = root / TRAIN
     if groups is not None and groups.folder == OUTER:
-        known = "data.classes"
+        class_source = "data.classes"
     return DataError(
-        f"{folder} is a class folder, but {known} does not contain this class: add the class to "
-        f"{known}, or remove the folder."
+        f"{folder} is a class folder, but {class_source} does not contain this class: add the "
+        f"class to {class_source}, or remove the folder."
     )
 
 
@@ -266,7 +274,7 @@ def entries_of(entry: Path, nested: bool, deep: bool) -> Iterable[Path]:
         return [entry]
     if nested:
         return visible(entry)
-    return chain.from_iterable(entries_of(one, nested, deep) for one in visible(entry))
+    return chain.from_iterable(entries_of(child, nested, deep) for child in visible(entry))
 
 
 def misplaced(entry: Path, root: Path) -> DataError | None:
@@ -274,62 +282,62 @@ def misplaced(entry: Path, root: Path) -> DataError | None:
     that is a link out of `root`. Returns None for any other entry.
     """
     leads_out = entry.is_symlink() and not entry.resolve().is_relative_to(root.resolve())
-    found = entry.is_file() or entry.is_dir()
-    if found and not leads_out:
+    exists = entry.is_file() or entry.is_dir()
+    if exists and not leads_out:
         return None
     if form := link_format(entry):
         return AnotherFormat(str(entry), form)
     if leads_out:
-        wrong = (
+        message = (
             f"{entry} is a link to {entry.resolve()}, outside of {root}: replace the link by a "
             "copy of its target."
         )
     else:
-        wrong = f"{entry} is not a file (a pipe, a device, or a link to nothing): remove it."
-    return DataError(wrong)
+        message = f"{entry} is not a file (a pipe, a device, or a link to nothing): remove it."
+    return DataError(message)
 
 
 def pictures_of(
     files: list[Place],
-    every: list[Place],
+    all_places: list[Place],
     request: Request,
     shapes: list[tuple[int, ...]],
-    before: int = 0,
+    offset: int = 0,
 ) -> Iterator[Example]:
     """Yield the pictures of `files`, decoded one by one, with their labels.
 
-    every: all pictures of the source, including `files`;
+    all_places: all pictures of the source, including `files`;
     shapes: list that receives the shape of the first picture; all pictures must have this shape;
-    before: number of pictures of `every` that come before `files`.
+    offset: number of pictures of `all_places` that come before `files`.
 
     A picture that cannot be read is left out. The whole source is refused with DataError in three
     cases: the pictures left out exceed the share `request.skip`, an intact picture is in an
     unsupported format, or size or channels differ without `request.mixed`. The error lists all
-    pictures of `every` with a problem. Guarantee: if the source is not refused, whether a picture
-    is left out depends only on that picture.
+    pictures of `all_places` with a problem. Guarantee: if the source is not refused, whether a
+    picture is left out depends only on that picture.
     """
     with closing(decoded([place.file for place in files], request)) as images:
         for number, image in enumerate(images):
             if isinstance(image, DataError):
-                leave_out(before + number, files[number].file, image, every, request)
+                leave_out(offset + number, files[number].file, image, all_places, request)
                 continue
             shapes[:] = shapes or [image.shape]
             if image.shape != shapes[0] and not request.mixed:
-                raise refusal(problems_of(every, request))
+                raise refusal(problems_of(all_places, request))
             yield image, files[number].label
 
 
 def leave_out(
-    key: object, file: PictureFile, error: DataError, every: list[Place], request: Request
+    key: object, file: PictureFile, error: DataError, all_places: list[Place], request: Request
 ) -> None:
     """Record in `Source.left_out`, under `key`, that a picture is left out because of `error`.
 
-    Raises DataError that lists all unusable pictures of `every` if more pictures are left out than
-    the request allows, or if this picture is intact but in an unsupported format.
+    Raises DataError that lists all unusable pictures of `all_places` if more pictures are left out
+    than the request allows, or if this picture is intact but in an unsupported format.
     """
     request.left_out[key] = LeftOut(file, str(error))
-    if isinstance(error, AnotherFormat) or len(request.left_out) / len(every) > request.skip:
-        raise refusal(problems_of(every, request)) from None
+    if isinstance(error, AnotherFormat) or len(request.left_out) / len(all_places) > request.skip:
+        raise refusal(problems_of(all_places, request)) from None
 
 
 def without_strays(places: list[Place], request: Request) -> list[Place]:
@@ -365,22 +373,24 @@ def problems_of(files: Sequence[Place], request: Request) -> list[DataError]:
         else:
             shapes[path] = image.shape
     first, *others = shapes or [Path()]
-    if odd := [path for path in others if shapes[path] != shapes[first] and not request.mixed]:
+    if mismatches := [
+        path for path in others if shapes[path] != shapes[first] and not request.mixed
+    ]:
         parts = {"size": slice(2), "channels": slice(2, 3)}
-        differ = [
+        properties = [
             name
             for name, part in parts.items()
             if len({shape[part] for shape in shapes.values()}) > 1
         ]
-        wish = " and ".join(f"{request.section}.{name}" for name in differ)
+        options = " and ".join(f"{request.section}.{name}" for name in properties)
         more = ""
-        if len(odd) > 1:
-            more = f" ({len(odd) - 1} more picture(s) differ from {first})"
-        differing = f"{odd[0]} is {shape_text(shapes[odd[0]])}"
+        if len(mismatches) > 1:
+            more = f" ({len(mismatches) - 1} more picture(s) differ from {first})"
+        differing = f"{mismatches[0]} is {shape_text(shapes[mismatches[0]])}"
         expected = f"{first} is {shape_text(shapes[first])}"
         problems.append(
             DataError(
-                f"{differing}, but {expected}{more}: set {wish} to give all pictures the same "
+                f"{differing}, but {expected}{more}: set {options} to give all pictures the same "
                 "size and number of channels."
             )
         )

@@ -47,16 +47,16 @@ def read_npz(request: Request, raw: Path) -> Source:
     parts = [""]  # prefix of the arrays of each part; empty if there is only one part
     if "train_images" in arrays:
         parts = [part for part in ("train_", "val_", "test_") if f"{part}images" in arrays]
-    needed = [f"{part}{name}" for part in parts for name in ("images", "labels")]
+    required_arrays = [f"{part}{name}" for part in parts for name in ("images", "labels")]
     names: Any = request.classes
     if parts == [""] or not names:
-        needed.append("classes")
+        required_arrays.append("classes")
         names = arrays.get("classes")
     ids_in: list[str] = []
     if groups is not None:
         owners = groups.column or "groups"
         ids_in = [owners] if owners in arrays else [f"{part}{owners}" for part in parts]
-    if missing := [name for name in needed + ids_in if name not in arrays]:
+    if missing := [name for name in required_arrays + ids_in if name not in arrays]:
         if missing == ["classes"] and parts != [""]:
             raise DataError(
                 f"{path} contains no class names, as is usual for files of MedMNIST: list the "
@@ -86,16 +86,22 @@ def read_npz(request: Request, raw: Path) -> Source:
         ]
         persons = checked_ids([*chain.from_iterable(ids)], groups)
 
-    read = {
+    iterators = {
         part: examples(arrays[f"{part}images"], labels[part], request, path.name) for part in parts
     }
-    test = read.pop("test_", None)
+    test = iterators.pop("test_", None)
     if not request.sensitive:
         test = None
-    every = chain.from_iterable(labels.values())
-    train = chain.from_iterable(read.values())
+    all_labels = chain.from_iterable(labels.values())
+    train = chain.from_iterable(iterators.values())
     return Source(
-        classes, train, test, size, persons, labels=every, held_out=len(labels.get("test_", ()))
+        classes,
+        train,
+        test,
+        size,
+        persons,
+        labels=all_labels,
+        held_out=len(labels.get("test_", ())),
     )
 
 
@@ -113,18 +119,20 @@ def labels_of(
         or images.ndim not in (3, 4)
         or images.shape[3:] not in ((), (1,), (3,))
     ):
-        held = f"{part}images are {images.dtype} {images.shape}"
-        raise DataError(f"{path}: {held}, expected uint8 (N, H, W) or (N, H, W, C) with C 1 or 3")
+        description = f"{part}images are {images.dtype} {images.shape}"
+        raise DataError(
+            f"{path}: {description}, expected uint8 (N, H, W) or (N, H, W, C) with C 1 or 3"
+        )
     check_integers(path, f"{part}labels", labels)
     count = len(images)
     expected = [(count,), (count, 1)]
-    way = "; for several labels per image, set data.labels: several"
+    hint = "; for several labels per image, set data.labels: several"
     if several:
         expected = [(count, len(classes))]
-        way = ""
+        hint = ""
     if labels.shape not in expected:
-        held = f"{part}labels are {labels.dtype} {labels.shape}"
-        raise DataError(f"{path}: {held}, expected integers {expected[0]}{way}.")
+        description = f"{part}labels are {labels.dtype} {labels.shape}"
+        raise DataError(f"{path}: {description}, expected integers {expected[0]}{hint}.")
     if not several:
         labels = labels.reshape(-1)
     check_labels(labels, classes, path)

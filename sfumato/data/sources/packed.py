@@ -103,17 +103,19 @@ def unpacked(path: Path, allowance: Allowance | None = None, depth: int = 0) -> 
         path, sum(file.stat().st_size for file in tables or [path]), state_dir()
     )
     if tables:
-        folder = kept(path, lambda folder: unpack_tables(tables, folder, allowance))
+        folder = unpacked_folder(path, lambda folder: unpack_tables(tables, folder, allowance))
     elif suffix == ".tar":
-        folder = kept(path, lambda folder: extract_tar(path, folder, allowance))
+        folder = unpacked_folder(path, lambda folder: extract_tar(path, folder, allowance))
     elif suffix in COMPRESSED:
-        folder = kept(path, lambda folder: inflate_tar(path, folder / "set.tar", allowance))
+        folder = unpacked_folder(
+            path, lambda folder: inflate_tar(path, folder / "set.tar", allowance)
+        )
     else:
         fix = "replace it with an intact copy, or unpack it by hand"
         with readable_archive(f"{path} cannot be read", fix):
-            folder = kept(path, lambda folder: extract(path, folder, allowance))
-    while folder.is_dir() and len(inside := visible(folder)) == 1:
-        folder = inside[0]
+            folder = unpacked_folder(path, lambda folder: extract(path, folder, allowance))
+    while folder.is_dir() and len(entries := visible(folder)) == 1:
+        folder = entries[0]
     return unpacked(folder, allowance, depth + 1)
 
 
@@ -149,9 +151,9 @@ def private_folder() -> Path:
     remove_left(state)
     state.mkdir(0o700, parents=True, exist_ok=True)
     folder = temporary_name(state / UNPACKED)
-    held = ExitStack()
-    held.enter_context(holding(file_lock(folder.with_suffix(".lock"), thread_local=False)))
-    HELD[threading.get_native_id(), folder] = held
+    stack = ExitStack()
+    stack.enter_context(holding(file_lock(folder.with_suffix(".lock"), thread_local=False)))
+    HELD[threading.get_native_id(), folder] = stack
     folder.mkdir(0o700)
     atexit.register(remove_locked, folder)
     return folder
@@ -203,14 +205,14 @@ def remove_held(keys: Iterable[tuple[int, Path]]) -> None:
             remove_locked(key[1])
 
 
-def kept(path: Path, fill: Callable[[Path], None]) -> Path:
+def unpacked_folder(path: Path, fill: Callable[[Path], None]) -> Path:
     """Return a private folder with the content of `path`, which `fill` writes.
 
     `fill` is called on the first call, and again if `path` has changed or the private folder has
     disappeared. If `fill` fails, the folder is deleted.
     """
-    changed = max(part.stat().st_mtime_ns for part in [path, *parquet_in(path)])
-    key = path, changed, threading.get_native_id()
+    modified = max(part.stat().st_mtime_ns for part in [path, *parquet_in(path)])
+    key = path, modified, threading.get_native_id()
     if key not in MADE_HERE or not MADE_HERE[key].exists():
         folder = private_folder()
         try:
@@ -307,24 +309,24 @@ def extract_tar(path: Path, folder: Path, allowance: Allowance) -> None:
         for entry in archive:
             if entry.name.count("/") > DEEPEST_FOLDER:
                 raise ValueError(f"its folders are more than {DEEPEST_FOLDER} levels deep")
-            place = (home / entry.name.lstrip("/")).resolve()
-            if not place.is_relative_to(home):
+            target = (home / entry.name.lstrip("/")).resolve()
+            if not target.is_relative_to(home):
                 raise ValueError(f"{entry.name} would lie outside of the folder")
             if entry.isdir():
-                place.mkdir(parents=True, exist_ok=True)
+                target.mkdir(parents=True, exist_ok=True)
                 continue
             allowance.take(entry.size)
-            place.parent.mkdir(parents=True, exist_ok=True)
+            target.parent.mkdir(parents=True, exist_ok=True)
             if (content := archive.extractfile(entry)) is None:
                 raise ValueError(f"{entry.name} is a link or a device")
-            with content, place.open("wb") as copy:
+            with content, target.open("wb") as copy:
                 shutil.copyfileobj(content, copy)
 
 
 def readable_archive(
-    wrong: str, fix: str = "replace it with an intact copy"
+    message: str, fix: str = "replace it with an intact copy"
 ) -> AbstractContextManager[None]:
-    return explained(DataError, lambda error: f"{wrong} ({error}): {fix}", causes=DAMAGED)
+    return explained(DataError, lambda error: f"{message} ({error}): {fix}", causes=DAMAGED)
 
 
 def in_archives(text: str) -> str:
@@ -345,8 +347,8 @@ def naming_archives() -> Iterator[None]:
         yield
     except SfumatoError as error:
         error.args = tuple(in_archives(str(part)) for part in error.args)
-        named = {key: value for key, value in error.values.items() if isinstance(value, str | Path)}
-        error.values |= {key: in_archives(str(value)) for key, value in named.items()}
+        texts = {key: value for key, value in error.values.items() if isinstance(value, str | Path)}
+        error.values |= {key: in_archives(str(value)) for key, value in texts.items()}
         raise
 
 
@@ -359,7 +361,9 @@ def arrays_in(path: Path, fix: str) -> dict[str, np.ndarray]:
     """
     with readable_archive(f"{path} cannot be read", fix):
         allowance = Allowance(path, path.stat().st_size, state_dir())
-        files = sorted(kept(path, lambda folder: extract(path, folder, allowance)).glob("*.npy"))
+        files = sorted(
+            unpacked_folder(path, lambda folder: extract(path, folder, allowance)).glob("*.npy")
+        )
         return {
             file.stem: np.asarray(np.load(file, mmap_mode="r", allow_pickle=False))
             for file in files
@@ -375,31 +379,31 @@ def unpack_tables(tables: Sequence[Path], folder: Path, allowance: Allowance) ->
     import pyarrow
     from pyarrow import parquet
 
-    tested = [file for file in tables if is_test(file.name)]
-    parts = {TRAIN: [file for file in tables if file not in tested], TEST: tested}
+    test_files = [file for file in tables if is_test(file.name)]
+    parts = {TRAIN: [file for file in tables if file not in test_files], TEST: test_files}
     for part, files in parts.items():
-        place = folder / part if all(parts.values()) else folder
-        place.mkdir(exist_ok=True)
-        if rows := [row for file in files for row in unpack_table(file, place, allowance)]:
-            parquet.write_table(pyarrow.Table.from_pylist(rows), place / METADATA[2])
+        target = folder / part if all(parts.values()) else folder
+        target.mkdir(exist_ok=True)
+        if rows := [row for file in files for row in unpack_table(file, target, allowance)]:
+            parquet.write_table(pyarrow.Table.from_pylist(rows), target / METADATA[2])
 
 
-def unpack_table(file: Path, place: Path, allowance: Allowance) -> Iterator[dict[str, object]]:
-    """Write the pictures of a Parquet table into the folder `place`.
+def unpack_table(file: Path, folder: Path, allowance: Allowance) -> Iterator[dict[str, object]]:
+    """Write the pictures of a Parquet table into `folder`.
 
     The table may state a path for each picture. This path is used if possible.
 
     Yields one dict per row: the cells of the columns without pictures, and the path of the
-    picture's file below `place`, with the key FILE.
+    picture's file below `folder`, with the key FILE.
     """
     from pyarrow import parquet, types
 
-    wrong = f"{file} cannot be read as a Parquet file with pictures inside"
+    message = f"{file} cannot be read as a Parquet file with pictures inside"
     causes = (*UNREADABLE, IndexError)
     with (
         explained(
             DataError,
-            lambda error: f"{wrong} ({error!r}): replace it with an intact copy",
+            lambda error: f"{message} ({error!r}): replace it with an intact copy",
             causes=causes,
         ),
         reading(file),
@@ -422,27 +426,27 @@ def unpack_table(file: Path, place: Path, allowance: Allowance) -> Iterator[dict
         pictures = [
             field.name
             for field in binary
-            if types.is_struct(field.type) or contains_pictures(table, field.name, file, place)
+            if types.is_struct(field.type) or contains_pictures(table, field.name, file, folder)
         ] or [field.name for field in binary]
         column = pictures[0]  # other columns of pictures, such as masks, are left out
         # Hugging Face's `datasets` writes the names of classes into the metadata
-        about = parse_json(
+        metadata = parse_json(
             (schema.metadata or {}).get(b"huggingface", b'{"info": {"features": {}}}').decode()
         )
         names = {
             key: kind.get("feature", kind).get("names")
-            for key, kind in about["info"]["features"].items()
+            for key, kind in metadata["info"]["features"].items()
         }
-        others = [field.name for field in schema if field.name not in pictures]
-        home = place / PICTURE_FOLDER
+        other_columns = [field.name for field in schema if field.name not in pictures]
+        home = folder / PICTURE_FOLDER
         home.mkdir(exist_ok=True)
-        for number, row in enumerate(records_of(table, others, str(file), column)):
+        for number, row in enumerate(records_of(table, other_columns, str(file), column)):
             picture = row.pop(column)
             pixels = picture
-            called = ""
+            stated_path = ""
             if isinstance(picture, dict):
                 pixels = picture["bytes"]
-                called = picture.get("path") or ""
+                stated_path = picture.get("path") or ""
             if pixels is None:
                 raise DataError(
                     f"{file}, row {number + 1}, has no picture: write the picture's bytes, or "
@@ -450,15 +454,15 @@ def unpack_table(file: Path, place: Path, allowance: Allowance) -> Iterator[dict
                 )
             allowance.take(len(pixels))
             try:
-                target = home / path_below(called)
+                target = home / path_below(stated_path)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.touch(exist_ok=False)
             except (OSError, ValueError):  # the path is empty, in use, or too long for a file
-                suffix = PureWindowsPath(called).suffix or ".png"
+                suffix = PureWindowsPath(stated_path).suffix or ".png"
                 target = home / f"{file.stem}-{number:08d}{suffix}"
             target.write_bytes(pixels)
-            cells = {key: named(value, names.get(key)) for key, value in row.items()}
-            yield cells | {FILE: target.relative_to(place).as_posix()}
+            cells = {key: label_name(value, names.get(key)) for key, value in row.items()}
+            yield cells | {FILE: target.relative_to(folder).as_posix()}
 
 
 def path_below(path: str) -> str:
@@ -485,14 +489,14 @@ def holds_bytes(kind: DataType) -> bool:
     return types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind)
 
 
-def contains_pictures(table: ParquetFile, column: str, file: Path, place: Path) -> bool:
+def contains_pictures(table: ParquetFile, column: str, file: Path, folder: Path) -> bool:
     """Return whether one of the first cells of a column is a picture.
 
     A column of bytes may also contain ids.
 
-    file: path of the table; place: folder for a temporary file with the content of a cell.
+    file: path of the table; folder: place for a temporary file with the content of a cell.
     """
-    picture = temporary_name(place / file.name)
+    picture = temporary_name(folder / file.name)
     for row in islice(records_of(table, [], str(file), column), FIRST_CELLS):
         picture.write_bytes(row[column] or b"")
         try:
@@ -507,13 +511,13 @@ def contains_pictures(table: ParquetFile, column: str, file: Path, place: Path) 
     return False
 
 
-def named(value: Any, names: list[str] | None) -> Any:
+def label_name(value: Any, names: list[str] | None) -> Any:
     """Return a label's name, or the names of a list of labels. A number below 0 means no label.
 
     Bytes are returned as text.
     """
     if isinstance(value, list):
-        return [named(one, names) for one in value]
+        return [label_name(item, names) for item in value]
     if isinstance(value, bytes):
         return value.decode(errors="backslashreplace")
     if names is None or value is None:

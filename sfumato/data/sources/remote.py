@@ -51,10 +51,10 @@ def remote_files(pattern: str) -> list[RemoteFile]:
     """
     with reaching(pattern):
         system = system_of(pattern)
-        urls = expanded(pattern)
+        urls = expand_braces(pattern)
         if "*" in pattern:
             urls = [
-                system.unstrip_protocol(found) for url in urls for found in sorted(system.glob(url))
+                system.unstrip_protocol(path) for url in urls for path in sorted(system.glob(url))
             ]
         if not urls:
             raise public(DataError(f"data.path={pattern} matches no file: correct data.path"))
@@ -78,25 +78,25 @@ def system_of(url: str) -> Any:
 
 def remote_file(system: Any, url: str) -> RemoteFile:
     with reaching(url):
-        about = system.info(url)
-    changing = [str(about[name]) for name in CHANGING if about.get(name)]
-    if not changing:
+        info = system.info(url)
+    state = [str(info[name]) for name in CHANGING if info.get(name)]
+    if not state:
         return RemoteFile(url, None)
-    return RemoteFile(url, (int(about["size"] or 0), *changing))
+    return RemoteFile(url, (int(info["size"] or 0), *state))
 
 
-def expanded(pattern: str) -> list[str]:
+def expand_braces(pattern: str) -> list[str]:
     """Return the URLs that a pattern with {0000..0999} or {a,b} names."""
-    found = re.search(r"\{([^{}]*)\}", pattern)
-    if found is None:
+    match = re.search(r"\{([^{}]*)\}", pattern)
+    if match is None:
         return [pattern]
-    values = found[1].split(",")
-    if span := re.fullmatch(r"(\d+)\.\.(\d+)", found[1]):
+    values = match[1].split(",")
+    if span := re.fullmatch(r"(\d+)\.\.(\d+)", match[1]):
         values = [f"{number:0{len(span[1])}d}" for number in range(int(span[1]), int(span[2]) + 1)]
     return [
         url
         for value in values
-        for url in expanded(pattern[: found.start()] + value + pattern[found.end() :])
+        for url in expand_braces(pattern[: match.start()] + value + pattern[match.end() :])
     ]
 
 

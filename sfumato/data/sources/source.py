@@ -185,7 +185,7 @@ def download(name: str, raw: Path, fix: str, *, test: bool, **options: Any) -> t
     """
     from torchvision import datasets  # slow import, only when needed
 
-    before = socket.getdefaulttimeout()
+    default_timeout = socket.getdefaulttimeout()
     socket.setdefaulttimeout(60.0)  # seconds to wait for an answer
     try:
         splits = (True, False) if test else (True,)
@@ -196,12 +196,12 @@ def download(name: str, raw: Path, fix: str, *, test: bool, **options: Any) -> t
     except (OSError, RuntimeError) as error:  # no network, a broken file, a full disk
         if options.get("download") is False and is_failure(error):
             raise
-        for empty in (raw / name / "raw", raw / name):
+        for folder in (raw / name / "raw", raw / name):
             with suppress(OSError):  # rmdir removes empty folders only
-                empty.rmdir()
+                folder.rmdir()
         raise DataError(
             f"{raw} does not contain all files of {name}, and they could not be downloaded "
             f"({error}). {fix}."
         ) from error
     finally:
-        socket.setdefaulttimeout(before)
+        socket.setdefaulttimeout(default_timeout)

@@ -69,15 +69,15 @@ def is_filing(name: str) -> bool:
     """Return whether a name only describes how files are stored, such as images_001, Train, masks
     or HAM10000_images_part_1.
     """
-    filed = (
+    pattern = (
         "(image|img|picture|photo|scan|file|mask|label|annotation|segmentation|part|fold)s?|"
         "(data)?set|raw|data"
     )
-    others = [
-        word for word in words_in(name) if word not in PARTS and not re.fullmatch(filed, word)
+    other_words = [
+        word for word in words_in(name) if word not in PARTS and not re.fullmatch(pattern, word)
     ]
-    numbered = re.findall(r"[^\W\d_]+(?=\d)", name.casefold())
-    return {*others} <= {*numbered} and len(others) < len(words_in(name))
+    numbered_words = re.findall(r"[^\W\d_]+(?=\d)", name.casefold())
+    return {*other_words} <= {*numbered_words} and len(other_words) < len(words_in(name))
 
 
 def part_named(folder: Path) -> str | None:

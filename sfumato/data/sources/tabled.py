@@ -43,7 +43,7 @@ def list_metadata(request: Request, label: str) -> Listing:
     The table has the column that `label` names, and perhaps a column of persons' ids. Another
     column names the pictures (see `heads_of`) or, in a BIDS folder, the participants. Each part of
     the folder (see `split_of`) may have its own table. Raises DataError if the path is not a
-    folder. Also raises the errors of `table_cells` and `numbered`.
+    folder. Also raises the errors of `table_cells` and `encode_labels`.
     """
     path = request.required_path()
     if not path.is_dir():
@@ -57,7 +57,7 @@ def list_metadata(request: Request, label: str) -> Listing:
             path, [label, request.id_column or label], request.volume
         ).items()
     ]
-    return numbered(rows, bool(held_out), request)
+    return encode_labels(rows, bool(held_out), request)
 
 
 def column_of(
@@ -90,8 +90,8 @@ def table_cells(
                 f"{part} contains none of {', '.join(METADATA)}: write one of them, with the "
                 f"columns {expected}."
             )
-        named = [heads_of(table)[0], *columns]
-        rows |= rows_by_file(table, named, pictures_below(part), part, files_below(part))
+        table_columns = [heads_of(table)[0], *columns]
+        rows |= rows_by_file(table, table_columns, pictures_below(part), part, files_below(part))
     return rows
 
 
@@ -120,8 +120,8 @@ def pictures_below(root: Path) -> list[Path]:
 
 def is_picture(file: Path) -> bool:
     pictures = registered_extensions().keys() - {".pdf"}  # Pillow can write, but not read PDFs
-    named = file.suffix.lower() in pictures or is_volume(file)
-    return file.is_file() and (named or is_dicom(file))
+    by_name = file.suffix.lower() in pictures or is_volume(file)
+    return file.is_file() and (by_name or is_dicom(file))
 
 
 def list_labels(request: Request) -> Listing:
@@ -137,7 +137,7 @@ def list_labels(request: Request) -> Listing:
     root = request.required_path()
     table = table_path(root)
     column = request.label_column
-    person = request.id_column
+    id_column = request.id_column
     if table is None:
         raise DataError(
             f"the setting `data.labels: several` requires a table, but data.path={root} contains "
@@ -145,23 +145,26 @@ def list_labels(request: Request) -> Listing:
             "column of 0 and 1 per label."
         )
     files = pictures_below(root)
-    named, others = heads_of(table)
-    classes = request.classes or tuple(name for name in others if name != person)
+    file_column, other_columns = heads_of(table)
+    classes = request.classes or tuple(name for name in other_columns if name != id_column)
     rows = rows_by_file(
-        table, (named, *([column] if column else classes), person or named), files, root
+        table,
+        (file_column, *([column] if column else classes), id_column or file_column),
+        files,
+        root,
     )
     places: list[Place] = []
     for file in files:
-        *cells, who = rows[file]
+        *cells, person = rows[file]
         cells = [cell.strip() for cell in cells]
         if column:
-            listed = {*labels_listed(cells[0])}
-            if not listed <= {*classes}:
+            picture_labels = {*labels_listed(cells[0])}
+            if not picture_labels <= {*classes}:
                 raise DataError(
                     f"{table} lists a label that is not in data.classes: add all labels to "
                     "data.classes"
                 )
-            row = [int(name in listed) for name in classes]
+            row = [int(name in picture_labels) for name in classes]
         elif {*cells} <= {*VALUES}:
             row = [VALUES[cell] for cell in cells]
         else:
@@ -170,7 +173,7 @@ def list_labels(request: Request) -> Listing:
                 "each cell, even if the label is uncertain. If the table also has other columns, "
                 "name the label columns in data.classes: [a, b, …]"
             )
-        places.append(Place(file, np.array(row, dtype=np.uint8), who))
+        places.append(Place(file, np.array(row, dtype=np.uint8), person))
     return Listing(classes, places)
 
 
@@ -178,7 +181,7 @@ def labels_listed(cell: str) -> list[str]:
     return [part.strip() for part in cell.split(BETWEEN) if part.strip()]
 
 
-def numbered(rows: list[Place], official: bool, request: Request) -> Listing:
+def encode_labels(rows: list[Place], official: bool, request: Request) -> Listing:
     """Replace the labels of rows, which are text, by the numbers of classes.
 
     The classes are `request.classes` or, if that is None, all labels that occur. In the second
@@ -201,8 +204,10 @@ def numbered(rows: list[Place], official: bool, request: Request) -> Listing:
         )
     numbers = {text: i for i, text in enumerate(classes)}
     if not any(name.isdecimal() for name in classes):
-        given = {text: int(text) for text in labels if text.isdecimal() and len(text) < 10}
-        numbers |= {text: number for text, number in given.items() if number < len(classes)}
+        numeric_labels = {text: int(text) for text in labels if text.isdecimal() and len(text) < 10}
+        numbers |= {
+            text: number for text, number in numeric_labels.items() if number < len(classes)
+        }
     if unknown := next((text for text in labels if text not in numbers), None):
         raise DataError(
             f"{request.path} contains the label {unknown[:40]!r}, which is not in data.classes: "
@@ -258,7 +263,7 @@ def list_shards(request: Request) -> Listing:
     for shard in shards:
         held_out = len(shards) > 1 and is_test(shard.name)
         for number, sample in enumerate(samples_in(shard), 1):
-            what = f"{shard}: sample {number}"
+            sample_name = f"{shard}: sample {number}"
             pictures = [
                 member
                 for suffix, member in sample.items()
@@ -266,12 +271,12 @@ def list_shards(request: Request) -> Listing:
             ]
             if len(pictures) != 1:
                 raise DataError(
-                    f"{what} has {len(pictures)} pictures: expected exactly one. The suffixes of "
-                    f"its files are {', '.join(sorted(sample))}."
+                    f"{sample_name} has {len(pictures)} pictures: expected exactly one. The "
+                    f"suffixes of its files are {', '.join(sorted(sample))}."
                 )
-            words = sample_words(sample, request.label_column, request.id_column, what)
+            words = sample_words(sample, request.label_column, request.id_column, sample_name)
             rows.append(Place(pictures[0], *words, held_out))
-    return numbered(rows, any(row.held_out for row in rows), request)
+    return encode_labels(rows, any(row.held_out for row in rows), request)
 
 
 def samples_in(shard: Path) -> Iterable[Sample]:
@@ -280,13 +285,13 @@ def samples_in(shard: Path) -> Iterable[Sample]:
     A sample consists of files with the same name up to the first dot. Hidden files are skipped.
     """
     samples: dict[str, Sample] = {}
-    wrong = (
+    message = (
         f"{shard} cannot be read as a plain tar file: write it without compression, or use a "
         "folder, .zip or .npz."
     )
     causes = (*UNREADABLE, tarfile.TarError, EOFError, OverflowError, RecursionError)
     with (
-        explained(DataError, wrong, causes=causes),
+        explained(DataError, message, causes=causes),
         reading(shard),
         BoundedReader(shard, LARGEST_DIRECTORY) as file,
         tarfile.open(fileobj=file, mode="r:") as archive,
@@ -313,46 +318,46 @@ def samples_in(shard: Path) -> Iterable[Sample]:
                 )
         file.seek(archive.offset)
         if any(file.read(tarfile.BLOCKSIZE)) or archive.offset > shard.stat().st_size:
-            seen = len(archive.getmembers())
+            count = len(archive.getmembers())
             raise DataError(
-                f"{shard} is cut short, or damaged after entry {seen}: replace it with an intact "
+                f"{shard} is cut short, or damaged after entry {count}: replace it with an intact "
                 "copy"
             )
     return samples.values()
 
 
 def sample_words(
-    sample: Sample, label: str | None, group: str | None, what: str
+    sample: Sample, label: str | None, group: str | None, name: str
 ) -> tuple[str, str]:
     """Return the label and the person's id from a sample's `.cls` and `.json`.
 
-    label, group: keys of the label and of the id in the .json, or None; what: name of the sample,
-    for errors. A missing id is "".
+    label, group: keys of the label and of the id in the .json, or None; name: the name of the
+    sample, for errors. A missing id is "".
 
     Raises DataError if the label is missing, or if the label or the id is neither text nor a whole
     number.
     """
     content: dict = {}
     if "json" in sample and (label or group or "cls" not in sample):
-        with explained(DataError, f"{what} has a .json that is not a JSON object: correct it."):
+        with explained(DataError, f"{name} has a .json that is not a JSON object: correct it."):
             content = json_of(sample)
     if label is None and "cls" in sample:
-        with explained(DataError, f"{what} has a .cls that is not a line of text: correct it."):
+        with explained(DataError, f"{name} has a .cls that is not a line of text: correct it."):
             content[LABEL] = text_of(sample["cls"]).strip()
     text = cell_text(content.get(composed(label or LABEL)))
     person = cell_text(content.get(group and composed(group)))
     if person is None:
         raise DataError(
-            f"{what}: `{group}` in the .json is neither text nor a whole number: correct it."
+            f"{name}: `{group}` in the .json is neither text nor a whole number: correct it."
         )
     if not text and label is None:
         raise DataError(
-            f"{what}: the label is missing, or neither text nor a whole number. Give it in a .cls, "
+            f"{name}: the label is missing, or neither text nor a whole number. Give it in a .cls, "
             f"or as `{LABEL}` in the .json."
         )
     if not text:
         raise DataError(
-            f"{what}: the label `{label}` in the .json is missing, or neither text nor a whole "
+            f"{name}: the label `{label}` in the .json is missing, or neither text nor a whole "
             "number: correct it."
         )
     return text, person
@@ -369,15 +374,15 @@ def json_of(sample: Sample) -> dict[str, object]:
 
     The keys are in the composed form of Unicode.
     """
-    content = flat(dict(parse_json(text_of(sample["json"]))))
+    content = flatten(dict(parse_json(text_of(sample["json"]))))
     return {composed(key): value for key, value in content.items()}
 
 
-def flat(content: dict) -> dict[str, object]:
-    found: dict[str, object] = {}
+def flatten(content: dict) -> dict[str, object]:
+    flattened: dict[str, object] = {}
     for key, value in content.items():
         if isinstance(value, dict):
-            found |= {f"{key}.{name}": one for name, one in flat(value).items()}
+            flattened |= {f"{key}.{name}": inner for name, inner in flatten(value).items()}
         else:
-            found[key] = value
-    return found
+            flattened[key] = value
+    return flattened
