@@ -58,8 +58,8 @@ def dataset_card(
     card: the content of `card.json`; per_class: (classes,), number of images of each label;
     public_source: where the public images come from, such as "glyphs".
     """
-    drawn = dict(card["sources"])
-    chosen = drawn.pop(PUBLIC_SOURCE, 0)
+    model_counts = dict(card["sources"])
+    public_count = model_counts.pop(PUBLIC_SOURCE, 0)
     kinds = card["kinds"]
     claims = {record.get("claim", "") for record in records.values()}
     numbers = enumerate(zip(plan.classes, per_class, strict=True))
@@ -70,11 +70,11 @@ def dataset_card(
         count=card["images"],
         per_class=per_class,
         size=next((name for bound, name in sizes.items() if card["images"] < bound), "n>10M"),
-        chosen=chosen,
-        drawn=drawn,
+        chosen=public_count,
+        drawn=model_counts,
         mixture=card.get("mixture"),
         stream=card.get("stream"),
-        coarse="auxiliary" in drawn
+        coarse="auxiliary" in model_counts
         and any(record["stage"] == "covariance" for record in records.values()),
         changed=[
             (WORDS["kinds"][name], number)
@@ -148,8 +148,8 @@ def cost_of(plan: StagePlan[Settings], records: Records) -> Cost:
     """
     adjacency = common_adjacency(records.values())
     delta = checked_delta(plan.delta, plan.size_hint)
-    spent = spent_on_one(records, delta, plan.accountant, adjacency)
-    return {"epsilon": spent, "delta": delta, "adjacency": adjacency, "units": records.units}
+    epsilon = spent_on_one(records, delta, plan.accountant, adjacency)
+    return {"epsilon": epsilon, "delta": delta, "adjacency": adjacency, "units": records.units}
 
 
 def data_dictionary(card: ReleaseCard, several: bool) -> dict[str, tuple[str, str, str]]:

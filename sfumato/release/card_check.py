@@ -109,7 +109,7 @@ def check_card(
             "kinds.npy contains kinds that the card does not list: expected only "
             f"{', '.join(number)}"
         )
-    found = {
+    expected = {
         "images": len(images),
         "shape": [images.shape[3], *images.shape[1:3]],
         "kinds": number,
@@ -117,15 +117,15 @@ def check_card(
         "apart": sorted(records.owners),
     }
     if sources:
-        found |= {
+        expected |= {
             "synthetic": PUBLIC_SOURCE not in sources,
             "digital_source_type": source_type(sources),
         }
-    stated: Mapping[str, object] = card
-    for name, value in found.items():
-        if stated.get(name, value) != value:
+    statements: Mapping[str, object] = card
+    for name, value in expected.items():
+        if statements.get(name, value) != value:
             raise ValueError(
-                f"it states {name}={stated[name]!r}, but according to the other files it is "
+                f"it states {name}={statements[name]!r}, but according to the other files it is "
                 f"{value!r}"
             )
 
@@ -175,8 +175,8 @@ def known_cost(card: Cost, records: Records) -> KnownCost:
             f"it states delta={delta:g}, expected more than 0 and at most {LARGEST_DELTA:g}"
         )
     for accountant in ("rdp", EXACT):
-        spent = spent_on_one(records, delta, accountant, adjacency)
-        if card["epsilon"] >= spent - TOLERANCE * max(1.0, spent):
-            return {**cost, "epsilon": spent, "basis": RECOMPUTED}
-    stated = f"it states epsilon={card['epsilon']:g} at delta={delta:g}"
-    raise ValueError(f"{stated}, but the records in privacy.json cost at least {spent:.6g}")
+        epsilon = spent_on_one(records, delta, accountant, adjacency)
+        if card["epsilon"] >= epsilon - TOLERANCE * max(1.0, epsilon):
+            return {**cost, "epsilon": epsilon, "basis": RECOMPUTED}
+    statement = f"it states epsilon={card['epsilon']:g} at delta={delta:g}"
+    raise ValueError(f"{statement}, but the records in privacy.json cost at least {epsilon:.6g}")

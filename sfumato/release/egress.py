@@ -67,15 +67,15 @@ def write_package(
     path = project / LEDGER
     verified = verified_ledger(project)
     dataset = verified.ledger["odometer"]["dataset_id"]
-    place = project / ARTIFACTS / "synthesize"
+    release_path = project / ARTIFACTS / "synthesize"
     if owners := ", ".join(verified.ledger.get("apart", ())):
         say(
             f"note: {path} lists only the charges behind this release. The complete list of "
             f"charges on each dataset is in the journal of its owner ({owners}). The output "
             "checker may ask each owner for the ledger.json of that owner's project"
         )
-    report = report_page(place, path)  # raises DataError if the release is local
-    release = load_release(place)
+    report = report_page(release_path, path)  # raises DataError if the release is local
+    release = load_release(release_path)
     card = release.card.copy()
     mark = mark_of(card["sources"])
     sign: Callable[[bytes], bytes] = bytes  # unsigned
@@ -85,7 +85,7 @@ def write_package(
         if signing:
             sign = png_signer(signing, mark)
     with replacing_directory(folder) as directory:
-        marked = write_pictures(directory, release, card, sign)
+        marked_digests = write_pictures(directory, release, card, sign)
         write_tables(directory, release)
         write_json(directory / "card.json", card, ensure_ascii=False)
         for source in (path, VERIFY):
@@ -94,11 +94,11 @@ def write_package(
         facts = package_facts(release, verified.ledger, verified.epsilon)
         pattern = "pattern" in card
         facts |= {"generated": mark.source_type, "pattern": pattern, "signing": signing}
-        about, form = (
+        readme, form = (
             template(name, autoescape=False, plain=plain).render(facts)
             for name in ("egress.md", "risk_form.md")
         )
-        (directory / "README.md").write_text(about, encoding="utf-8")
+        (directory / "README.md").write_text(readme, encoding="utf-8")
         (directory / FORM).write_text(
             page(form, f"Risk form: {facts['cost']['dataset']}"), encoding="utf-8"
         )
@@ -107,8 +107,8 @@ def write_package(
             raise DataError(
                 f"{folder} was not written, because {VERIFY.name} would refuse it: {failed[0]}"
             )
-        if marked and state is not None:
-            remember_hashes(state, read_artifact(place).records, marked)
+        if marked_digests and state is not None:
+            remember_hashes(state, read_artifact(release_path).records, marked_digests)
         return digest_of_file(directory / MANIFEST)
 
 
@@ -134,11 +134,11 @@ def verified_ledger(project: Path) -> Verified:
 
 def write_manifest(directory: Path) -> None:
     """Write the manifest, which lists the size and the SHA-256 of each other file."""
-    listed = {
+    files = {
         file.name: {"bytes": file.stat().st_size, "sha256": digest_of_file(file)}
         for file in sorted(directory.iterdir())
     }
-    write_json(directory / MANIFEST, listed, sort_keys=True)
+    write_json(directory / MANIFEST, files, sort_keys=True)
 
 
 def check_folder(folder: Path, project: Path) -> None:
@@ -176,20 +176,20 @@ def write_pictures(
     Returns the digests of the pictures to which the pattern was added.
     """
     mark = mark_of(card["sources"])
-    marked: list[str] = []
-    lacking = "pattern" in card and "pattern" not in release.card
-    for number, places in enumerate(shards(release.images, MOST_ARCHIVES), 1):
+    marked_digests: list[str] = []
+    needs_pattern = "pattern" in card and "pattern" not in release.card
+    for number, indices in enumerate(shards(release.images, MOST_ARCHIVES), 1):
         with zipfile.ZipFile(
             directory / f"images-{number:02d}.zip", "w", zipfile.ZIP_STORED
         ) as archive:
-            for i in places:
+            for i in indices:
                 image = release.images[i : i + 1]
-                if lacking and release.kinds[i] != PUBLIC_KIND:
+                if needs_pattern and release.kinds[i] != PUBLIC_KIND:
                     image = add_pattern(image, card["pattern"])
-                    marked += (digest.hex() for digest in digests(image))
+                    marked_digests += (digest.hex() for digest in digests(image))
                 entry = zipfile.ZipInfo(file_name(i))  # always dated 1980, for equal bytes
                 archive.writestr(entry, sign(png_bytes(image[0], mark.xmp)))
-    return marked
+    return marked_digests
 
 
 def write_tables(directory: Path, release: Release) -> None:
@@ -203,11 +203,11 @@ def write_tables(directory: Path, release: Release) -> None:
         for i, label in enumerate(release.labels.tolist())
     ]
     meanings = data_dictionary(release.card, several)
-    described = [
-        dict(zip(COLUMNS, (name, *about), strict=True)) for name, about in meanings.items()
+    dictionary = [
+        dict(zip(COLUMNS, (name, *details), strict=True)) for name, details in meanings.items()
     ]
     write_csv(directory / "labels.csv", rows, dict.fromkeys(meanings, ""))
-    write_csv(directory / "dictionary.csv", described, COLUMNS)
+    write_csv(directory / "dictionary.csv", dictionary, COLUMNS)
 
 
 def package_facts(release: Release, ledger: Mapping, epsilon: float) -> Facts:

@@ -86,20 +86,20 @@ def save_npz(directory: Path, image_set: ImageSet, kinds: np.ndarray, mark: Mark
         archive, images=image_set.images, labels=image_set.labels, classes=classes, kinds=kinds
     )
     if mark.everywhere:
-        with zipfile.ZipFile(archive, "a") as opened:
-            opened.comment = mark.xmp.encode()
+        with zipfile.ZipFile(archive, "a") as zip_file:
+            zip_file.comment = mark.xmp.encode()
     replace_file(directory / "images.npz", archive.getvalue())
 
 
-def shards(images: np.ndarray, most: int | None = None) -> list[range]:
+def shards(images: np.ndarray, max_files: int | None = None) -> list[range]:
     """Divide the images equally among files with at most SHARD bytes of pixels each.
 
     Returns the range of images in each file.
 
-    most: maximum number of files. If more would be needed, files exceed SHARD bytes instead.
+    max_files: maximum number of files. If more would be needed, files exceed SHARD bytes instead.
     """
     number = -(-images.nbytes // SHARD) or 1
-    number = min(number, most or number)
+    number = min(number, max_files or number)
     edges = [len(images) * i // number for i in range(number + 1)]
     return [range(*pair) for pair in itertools.pairwise(edges)]
 
@@ -128,15 +128,17 @@ def save_webdataset(directory: Path, image_set: ImageSet, kinds: np.ndarray, mar
         with tarfile.open(folder / f"train-{shard:05d}.tar", "w", pax_headers=comment) as file:
             for i in rows:
                 label = image_set.labels[i]
-                about: dict[str, object] = {"kind": str(kinds[i])}
+                metadata: dict[str, object] = {"kind": str(kinds[i])}
                 if image_set.labels.ndim == 2:
-                    about["labels"] = [image_set.classes[place] for place in np.flatnonzero(label)]
+                    metadata["labels"] = [
+                        image_set.classes[index] for index in np.flatnonzero(label)
+                    ]
                 else:
-                    about |= {"label": int(label), "class": image_set.classes[label]}
+                    metadata |= {"label": int(label), "class": image_set.classes[label]}
                 picture = png_bytes(image_set.images[i], mark.xmp)
                 for end, content in (
                     ("png", picture),
-                    ("json", json.dumps(about, ensure_ascii=False).encode()),
+                    ("json", json.dumps(metadata, ensure_ascii=False).encode()),
                 ):
                     entry = tarfile.TarInfo(f"{i:08d}.{end}")
                     entry.size = len(content)
@@ -176,16 +178,16 @@ def save_parquet(directory: Path, image_set: ImageSet, kinds: np.ndarray, mark: 
     )
     (directory / PARQUET).parent.mkdir(parents=True, exist_ok=True)
     files = shards(image_set.images)
-    for shard, places in enumerate(files):
+    for shard, indices in enumerate(files):
         path = directory / PARQUET_FILES.replace("*", f"train-{shard:05d}-of-{len(files):05d}")
         # No compression, because PNGs are already compressed.
         with (
             path.open("wb") as file,
             parquet.ParquetWriter(file, schema, compression="none") as writer,
         ):
-            for start in range(places.start, places.stop, ROWS_PER_GROUP):
+            for start in range(indices.start, indices.stop, ROWS_PER_GROUP):
                 rows = []
-                for i in range(start, min(start + ROWS_PER_GROUP, places.stop)):
+                for i in range(start, min(start + ROWS_PER_GROUP, indices.stop)):
                     picture = {"bytes": png_bytes(image_set.images[i], mark.xmp), "path": None}
                     rows.append({"image": picture, name: labels[i], "kind": str(kinds[i])})
                 writer.write_table(pyarrow.Table.from_pylist(rows, schema))
@@ -232,11 +234,11 @@ def folder_names(classes: Sequence[str]) -> tuple[str, ...]:
     """
     safe = [re.sub(r'[\x00-\x1f/\\:*?"<>|]', "_", name).strip(" .") for name in classes]
     short = [name.encode()[:CLASS_BYTES].decode(errors="ignore").rstrip(" .") for name in safe]
-    alike = {unicodedata.normalize("NFC", name.casefold()) for name in short}
-    plain = all(
+    distinct_names = {unicodedata.normalize("NFC", name.casefold()) for name in short}
+    valid = all(
         name and not name.startswith(FORMULA) and not DEVICE.fullmatch(name) for name in short
     )
-    if plain and short == safe == sorted(safe) and len(alike) == len(short):
+    if valid and short == safe == sorted(safe) and len(distinct_names) == len(short):
         return tuple(short)
     digits = len(str(len(classes) - 1))
     return tuple(f"{label:0{digits}d}-{name}".rstrip("-") for label, name in enumerate(short))

@@ -29,32 +29,32 @@ TOGETHER = 5000  # Larger classes are split into parts. Images are chosen from o
 
 
 def draw_herded(
-    drawn: Callable[..., Drawn],
+    draw: Callable[..., Drawn],
     means: FeatureMeans,
     priors: Tensor,
     teacher: TeacherNetwork | None,
     settings: Synthesize,
     seed: int,
 ) -> Drawn:
-    """Draw `settings.herding` times as many images as needed, and keep those that `herded` chooses.
+    """Draw `settings.herding` times as many images as needed, and choose among them by herding.
 
     With `settings.relabel`, the teacher labels the drawn images before the choice.
 
-    drawn: function that draws images, such as `draw_mixture`.
+    draw: function that draws images, such as `draw_mixture`.
     """
-    more = settings.model_copy(update={"count": settings.count * settings.herding})
-    images, labels, sources = drawn(settings=more, seed=seed)
+    draw_settings = settings.model_copy(update={"count": settings.count * settings.herding})
+    images, labels, sources = draw(settings=draw_settings, seed=seed)
     if teacher is not None and settings.relabel:
         pictures = ImageSet(
             images.permute(0, 2, 3, 1).numpy(), labels.numpy(), (*map(str, range(teacher.classes)),)
         )
         labels = torch.from_numpy(relabelled(teacher, pictures).labels)
-    rows = herded(images, labels, means, priors, settings.count)
+    rows = choose_by_herding(images, labels, means, priors, settings.count)
     rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))]
     return images[rows], labels[rows], sources[rows.numpy()]
 
 
-def herded(
+def choose_by_herding(
     images: Tensor, labels: Tensor, means: FeatureMeans, priors: Tensor, number: int
 ) -> Tensor:
     """Choose the images to keep, class by class. Returns their indices, (number,) int64.
@@ -71,27 +71,29 @@ def herded(
         :COMPARED_CELLS
     ]
     ends = labels.bincount(minlength=len(priors)).cumsum(0) * number // len(labels)
-    kept = []
+    kept_indices = []
     for label, count in enumerate(ends.diff(prepend=torch.zeros(1, dtype=torch.int64)).tolist()):
-        among = (labels == label).nonzero().flatten()
+        rows = (labels == label).nonzero().flatten()
         if count and priors[label] > 0:
             target = (means.table[cells, label] / priors[label]).to(device())
-            for part, share in zip(among.split(TOGETHER), shares(count, len(among)), strict=True):
-                kept.append(
+            for part, share in zip(
+                rows.split(TOGETHER), split_count(count, len(rows)), strict=True
+            ):
+                kept_indices.append(
                     part[nearest_mean(feature_cells(features, images[part], cells), target, share)]
                 )
         else:
-            kept.append(among[:count])
-    return torch.cat(kept)
+            kept_indices.append(rows[:count])
+    return torch.cat(kept_indices)
 
 
-def shares(number: int, among: int) -> list[int]:
+def split_count(number: int, size: int) -> list[int]:
     """Return how many images to keep in each part of a class.
 
     number: how many images of the class to keep;
-    among: how many images the class has. They are split into parts of TOGETHER images.
+    size: how many images the class has. They are split into parts of TOGETHER images.
     """
-    ends = [number * min(end, among) // among for end in range(0, among + TOGETHER, TOGETHER)]
+    ends = [number * min(end, size) // size for end in range(0, size + TOGETHER, TOGETHER)]
     return np.diff(ends).tolist()
 
 
@@ -103,9 +105,11 @@ def feature_cells(features: FourierFeatures, images: Tensor, cells: Tensor) -> T
 
     Returns (N, number of cells), on the device of `features`.
     """
-    where = features.amplitude.device
-    chosen = cells.to(where)
-    return torch.cat([features(as_floats(part).to(where))[:, chosen] for part in images.split(100)])
+    compute_device = features.amplitude.device
+    columns = cells.to(compute_device)
+    return torch.cat(
+        [features(as_floats(part).to(compute_device))[:, columns] for part in images.split(100)]
+    )
 
 
 def nearest_mean(rows: Tensor, target: Tensor, number: int) -> Tensor:
@@ -119,15 +123,15 @@ def nearest_mean(rows: Tensor, target: Tensor, number: int) -> Tensor:
 
     Returns the indices of the chosen rows, (number,) int64.
     """
-    towards = rows @ target
-    beside = torch.zeros_like(towards)  # inner products with the sum of the chosen rows
+    products = rows @ target
+    overlaps = torch.zeros_like(products)  # inner products with the sum of the chosen rows
     left_out = min(int(0.1 * len(rows)), len(rows) - number)
-    free = torch.ones_like(towards, dtype=torch.bool)
-    free[towards.argsort()[:left_out]] = False
-    places = torch.zeros(number, dtype=torch.int64)
-    for chosen in range(number):
-        place = torch.where(free, (chosen + 1) * towards - beside, -torch.inf).argmax()
-        free[place] = False
-        beside += rows @ rows[place]
-        places[chosen] = place
-    return places
+    free = torch.ones_like(products, dtype=torch.bool)
+    free[products.argsort()[:left_out]] = False
+    indices = torch.zeros(number, dtype=torch.int64)
+    for count in range(number):
+        best = torch.where(free, (count + 1) * products - overlaps, -torch.inf).argmax()
+        free[best] = False
+        overlaps += rows @ rows[best]
+        indices[count] = best
+    return indices

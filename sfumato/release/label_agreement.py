@@ -23,7 +23,7 @@ LABELS_COMPARED = 1000  # Maximum number of drawn images to compare
 
 
 def labels_fit(
-    drawn: Callable[..., Drawn], settings: Synthesize, teacher: TeacherNetwork, seed: int
+    draw: Callable[..., Drawn], settings: Synthesize, teacher: TeacherNetwork, seed: int
 ) -> bool:
     """Return False if the teacher's labels agree too little with the requested classes.
 
@@ -31,35 +31,39 @@ def labels_fit(
     Returns True without a comparison if this minimum is 0, if the teacher does not label the
     release, if there are only public images, or if images have several labels.
 
-    drawn: function that draws images, such as `draw_mixture`. Public images are not compared.
+    draw: function that draws images, such as `draw_mixture`. Public images are not compared.
     """
-    weights = {name: one for name, one in settings.sources.items() if name != PUBLIC_SOURCE}
+    weights = {name: weight for name, weight in settings.sources.items() if name != PUBLIC_SOURCE}
     checked = settings.relabel and settings.least_agreement > 0
     if not checked or not weights or teacher.several:
         return True
     count = min(settings.count, LABELS_COMPARED)
     sample = settings.model_copy(update={"count": count, "sources": weights})
-    images, requested, _ = drawn(settings=sample, seed=seed + 2, progress=None)
-    return agreement_beyond_chance(teacher, images, requested) >= settings.least_agreement
+    images, requested_labels, _ = draw(settings=sample, seed=seed + 2, progress=None)
+    return agreement_beyond_chance(teacher, images, requested_labels) >= settings.least_agreement
 
 
-def agreement_beyond_chance(teacher: TeacherNetwork, images: Tensor, requested: Tensor) -> float:
+def agreement_beyond_chance(
+    teacher: TeacherNetwork, images: Tensor, requested_labels: Tensor
+) -> float:
     """Compare the teacher's labels of drawn images with the requested classes.
 
     The teacher's probabilities are first adjusted, so that each class gets as many images as were
     requested.
 
-    images: (N, C, H, W) uint8; requested: (N,) int64.
+    images: (N, C, H, W) uint8; requested_labels: (N,) int64.
 
     Returns Cohen's kappa: 0 if labels and requested classes agree as often as by chance, 1 if they
     always agree.
     """
-    seen = probabilities_of(teacher, images)
-    offsets = share_offsets(seen, requested.bincount(minlength=teacher.classes))
-    labels = at_shares(seen, offsets).argmax(dim=1)
-    agreed = float((labels == requested).double().mean())
-    shares = [each.bincount(minlength=teacher.classes).double() for each in (labels, requested)]
-    chance = float(shares[0] @ shares[1]) / len(requested) ** 2
+    probabilities = probabilities_of(teacher, images)
+    offsets = share_offsets(probabilities, requested_labels.bincount(minlength=teacher.classes))
+    labels = at_shares(probabilities, offsets).argmax(dim=1)
+    agreement = float((labels == requested_labels).double().mean())
+    shares = [
+        each.bincount(minlength=teacher.classes).double() for each in (labels, requested_labels)
+    ]
+    chance = float(shares[0] @ shares[1]) / len(requested_labels) ** 2
     if chance == 1:  # one class
         return 1.0
-    return (agreed - chance) / (1 - chance)
+    return (agreement - chance) / (1 - chance)

@@ -162,15 +162,15 @@ class Release:
         mark = mark_of(read_json(self.path / "card.json").get("sources", ()))
         if find_spec("pyarrow") is None:
             save_png_folders(folder, images, self.kinds, mark)
-            place = {"data_dir": PNG}
+            data_option = {"data_dir": PNG}
             files = f"{PNG}/"
         else:
             save_parquet(folder, images, self.kinds, mark)
-            place = {"data_files": PARQUET_FILES}
+            data_option = {"data_files": PARQUET_FILES}
             files = PARQUET_FILES
         write_json(folder / "card.json", self.card, ensure_ascii=False)
         shutil.copyfile(self.path / "privacy.json", folder / "privacy.json")
-        metadata |= {"configs": [{"config_name": "default", **place}]}
+        metadata |= {"configs": [{"config_name": "default", **data_option}]}
         front = yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True, width=120)
         text = hub_page(self, text, files)
         (folder / "README.md").write_text(f"---\n{front}---\n\n{text}", encoding="utf-8")
@@ -192,7 +192,7 @@ class Release:
 
 
 def kinds_text(card: ReleaseCard) -> str:
-    return ", ".join(f"{many} {kind}" for kind, many in card["kinds"].items())
+    return ", ".join(f"{number} {kind}" for kind, number in card["kinds"].items())
 
 
 def hub_page(release: Release, text: str, files: str) -> str:
@@ -202,16 +202,16 @@ def hub_page(release: Release, text: str, files: str) -> str:
     other files; files: path or pattern of the files with images.
     """
     start, *sections = text.strip().split("\n## ")
-    title, _, about = start.partition("\n")
-    about = re.sub(r"(?m)^!\[.*", "", about).strip()  # without grid.png, which the folder lacks
+    title, _, intro = start.partition("\n")
+    intro = re.sub(r"(?m)^!\[.*", "", intro).strip()  # without grid.png, which the folder lacks
     labelling = text.rpartition("```\n")[2].strip()
-    kept = [section.strip() for section in sections if section.startswith(SECTIONS)]
+    kept_sections = [section.strip() for section in sections if section.startswith(SECTIONS)]
     return read_text(Path(__file__).with_name("hub.md")).format(
         title=title,
         images=len(release),
         kinds=kinds_text(release.card),
         files=files,
-        release="\n\n## ".join([f"{about}\n\n{labelling}", *kept]),
+        release="\n\n## ".join([f"{intro}\n\n{labelling}", *kept_sections]),
     )
 
 
@@ -228,16 +228,16 @@ def prepared(card: ClassifierCard, picture: str | Path | np.ndarray) -> np.ndarr
         "card.json was written by an older version and does not state how pictures were "
         "prepared: ask the owner for a release made by a newer version",
     ):
-        made = card["prepared"]
+        preparation = card["prepared"]
     channels, height, width = card["shape"]
-    form = PictureForm(size=(height, width), channels=channels, pad=made["fit"] == "pad")
+    form = PictureForm(size=(height, width), channels=channels, pad=preparation["fit"] == "pad")
     image = picture
     if not isinstance(image, np.ndarray):
         with explained(
             DataError,
             lambda error: f"{picture} cannot be read ({error}): name the file of a picture",
         ):
-            image = decode(Path(image).expanduser(), made["range"])
+            image = decode(Path(image).expanduser(), preparation["range"])
     pixels = np.atleast_3d(image)
     if image.dtype != np.uint8 or image.ndim not in (2, 3) or pixels.shape[2] not in (1, 3):
         raise DataError(
@@ -313,8 +313,10 @@ def read_privacy(folder: Path, fetch: str) -> tuple[dict[str, str], Records]:
         content = read_json(file)
         files = dict(content["files"])
         records = Records(content["records"], content.get("apart", ()))
-        if odd := [key for key, record in records.items() if record["id"] != key]:
-            raise ValueError(f"the record under the key {odd[0][:32]!r} states a different id")
+        if wrong_keys := [key for key, record in records.items() if record["id"] != key]:
+            raise ValueError(
+                f"the record under the key {wrong_keys[0][:32]!r} states a different id"
+            )
         stage = content["stage"]
         released = stage == "synthesize" and content["enabled"] and not content["local"]
     if not released:
@@ -368,7 +370,7 @@ def only_kinds(release: Release, kinds: set[str]) -> Release:
     chosen = np.isin(release.kinds, [*kinds])
     images = release.images[chosen]
     sources = card.get("sources", {})
-    about: ReleaseCard = {
+    new_card: ReleaseCard = {
         **card,
         "images": len(images),
         "kinds": {name: number for name, number in numbers.items() if name in kinds},
@@ -379,5 +381,5 @@ def only_kinds(release: Release, kinds: set[str]) -> Release:
         images=images,
         labels=release.labels[chosen],
         kinds=release.kinds[chosen],
-        card=about,
+        card=new_card,
     )

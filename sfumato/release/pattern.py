@@ -67,9 +67,9 @@ def coefficients(images: np.ndarray, key: str) -> tuple[np.ndarray, np.ndarray, 
     weights = {1: [1.0], 3: [0.299, 0.587, 0.114]}  # JPEG's conversion of colours to grey
     grey = blocks_of(images @ np.array(weights[images.shape[3]]))
     places = np.arange(grey[0, ..., 0].size).reshape(grey.shape[1:3])
-    drawn = hashlib.shake_256(f"{key} {places.shape}".encode()).digest(places.size * GREY_LEVELS)
+    bits = hashlib.shake_256(f"{key} {places.shape}".encode()).digest(places.size * GREY_LEVELS)
     cells = places * GREY_LEVELS + grey.mean(axis=3).astype(np.int64) // GREY_LEVELS
-    return grey @ BASIS, cells, 1 - 2.0 * (np.frombuffer(drawn, np.uint8) & 1)
+    return grey @ BASIS, cells, 1 - 2.0 * (np.frombuffer(bits, np.uint8) & 1)
 
 
 def add_pattern(images: np.ndarray, key: str) -> np.ndarray:
@@ -77,16 +77,16 @@ def add_pattern(images: np.ndarray, key: str) -> np.ndarray:
 
     Guarantee: no pixel changes by more than one grey level.
     """
-    before, cells, signs = coefficients(images, key)
-    odd = STEP * (signs[cells] < 0)
-    lacking = (odd + 2 * STEP * np.round((before - odd) / (2 * STEP)) - before)[..., None]
-    moves = np.sign(lacking * BASIS)
+    values, cells, signs = coefficients(images, key)
+    offsets = STEP * (signs[cells] < 0)
+    shifts = (offsets + 2 * STEP * np.round((values - offsets) / (2 * STEP)) - values)[..., None]
+    moves = np.sign(shifts * BASIS)
     free = np.where(
         moves > 0, blocks_of(images.max(axis=3)) < 255, blocks_of(images.min(axis=3)) > 0
     )
     order = np.argsort(-np.abs(BASIS), kind="stable")
     gains = (np.abs(BASIS) * free)[..., order]
-    moves[..., order] *= (gains.cumsum(axis=3) - gains / 2 <= np.abs(lacking)) * (gains > 0)
+    moves[..., order] *= (gains.cumsum(axis=3) - gains / 2 <= np.abs(shifts)) * (gains > 0)
     count, height, width = cells.shape
     change = moves.reshape(count, height, width, BLOCK, BLOCK).swapaxes(2, 3)
     marked = images.astype(np.int16)
@@ -103,8 +103,8 @@ def pattern_score(images: np.ndarray, key: str) -> float:
     Guarantee: if the images do not depend on the key, the score exceeds t with probability at most
     exp(-t²/2) (Hoeffding).
     """
-    after, cells, signs = coefficients(images, key)
-    sums = np.bincount(cells.ravel(), np.cos(np.pi * after / STEP).ravel(), len(signs))
+    values, cells, signs = coefficients(images, key)
+    sums = np.bincount(cells.ravel(), np.cos(np.pi * values / STEP).ravel(), len(signs))
     weights = sums / np.sqrt(np.maximum(np.bincount(cells.ravel(), minlength=len(signs)), 1))
     return float(signs @ weights / max(float(np.linalg.norm(weights)), 1e-9))
 

@@ -85,8 +85,8 @@ def report_page(release: Path, ledger: Path, local: Local | None = None) -> str:
     Guarantee: the public edition depends only on the files of `release` and `ledger`, which are
     already released.
     """
-    artifact, content, spent = checked_release(release, ledger)
-    released = what_was_released(artifact)
+    artifact, content, epsilon = checked_release(release, ledger)
+    release_facts = what_was_released(artifact)
     # `check_ledger` does not read all fields of a record, so some faults are only found here
     causes = (*UNREADABLE, OverflowError, TemplateError)
     page = template("report.html", autoescape=True, grouped=grouped, bound=bound_text)
@@ -98,11 +98,11 @@ def report_page(release: Path, ledger: Path, local: Local | None = None) -> str:
         ),
         causes=causes,
     ):
-        cost = what_it_cost(content, spent)
+        cost = what_it_cost(content, epsilon)
         return page.render(
             local=local,
             ledger=content,
-            release=released,
+            release=release_facts,
             cost=cost,
             attacker=what_it_means(content),
             proof=what_to_check(artifact, content, ledger),
@@ -120,12 +120,12 @@ def who_is_trusted(several_owners: bool) -> list[str]:
     return [WORDS["trusted_owners"][several_owners], WORDS["trusted_recipients"]]
 
 
-def not_covered(grouped: bool) -> list[str]:
+def not_covered(by_person: bool) -> list[str]:
     """Return one text for each risk that the guarantee does not cover.
 
-    grouped: whether the guarantee protects all images of a person together.
+    by_person: whether the guarantee protects all images of a person together.
     """
-    return [WORDS["people"][grouped], *WORDS["not_covered"]]
+    return [WORDS["people"][by_person], *WORDS["not_covered"]]
 
 
 def checked_release(release: Path, ledger: Path) -> tuple[Artifact, dict, float]:
@@ -136,16 +136,18 @@ def checked_release(release: Path, ledger: Path) -> tuple[Artifact, dict, float]
     """
     artifact = read_artifact(release, "synthesize")
     content = read_ledger(ledger)
-    spent, problems = check_ledger(content)
-    lacking = [key for key, record in artifact.records.items() if by_id(content).get(key) != record]
+    epsilon, problems = check_ledger(content)
+    unmatched_keys = [
+        key for key, record in artifact.records.items() if by_id(content).get(key) != record
+    ]
     problems += [
         f"its record of charge {key[:8]} is missing, or differs from the record in {release}"
-        for key in lacking
+        for key in unmatched_keys
     ]
     if problems:
         remedy = "Run `stage ledger write`, or restore the ledger from git"
         raise BudgetError(f"{ledger} is not valid: {'; '.join(problems)}. {remedy}")
-    return artifact, content, spent
+    return artifact, content, epsilon
 
 
 def what_was_released(artifact: Artifact) -> Facts:
@@ -158,10 +160,10 @@ def what_was_released(artifact: Artifact) -> Facts:
     ):
         card = read_json(artifact.path / "card.json")
         labels = read_array(artifact.path / "labels.npy")
-        counted = zip(
+        class_counts = zip(
             card["classes"], per_class(labels, len(card["classes"])).tolist(), strict=True
         )
-        classes = [(label, name, grouped(n)) for label, (name, n) in enumerate(counted)]
+        classes = [(label, name, grouped(n)) for label, (name, n) in enumerate(class_counts)]
         channels, height, width = card["shape"]
         public = PUBLIC_SOURCE in card["sources"]
         only_public = {*card["sources"]} == {PUBLIC_SOURCE}
@@ -198,20 +200,20 @@ def what_was_released(artifact: Artifact) -> Facts:
         }
 
 
-def what_it_cost(ledger: Mapping, spent: float) -> Facts:
+def what_it_cost(ledger: Mapping, epsilon: float) -> Facts:
     """Collect what the report states about the privacy cost.
 
-    spent: ε of the release, from `checked_release`.
+    epsilon: ε of the release, from `checked_release`.
     """
-    behind = Records.of_ledger(ledger)
-    records = behind.values()
+    ledger_records = Records.of_ledger(ledger)
+    records = ledger_records.values()
     delta = ledger["delta"]
 
     def cost_of(part: Records) -> str:
         adjacency = common_adjacency(part.values())
         return bound_text(spent_on_one(part, delta, ledger["accountant"], adjacency))
 
-    composed = compose(behind, delta, ledger["accountant"])
+    composed = compose(ledger_records, delta, ledger["accountant"])
     spending = {name: stage for name in QUERIES if (stage := composed["stages"][name])["records"]}
     first: dict = next(iter(records), {})
     unit = first.get("unit", UNITS[IMAGE])
@@ -224,49 +226,50 @@ def what_it_cost(ledger: Mapping, spent: float) -> Facts:
         "claim": first.get("claim") if len(claims) == 1 else None,
         "declared": ledger["adjacency"] == ZERO_OUT_ONE,
         "neighbours": neighbours(unit, ledger["adjacency"]),
-        "epsilon": bound_text(spent),
+        "epsilon": bound_text(epsilon),
         "delta": scientific(delta),
         "one_in": grouped(math.floor(1 / delta)),
         "anyone": percent_up(delta * ledger["size_hint"]),
         # The factor is left out if ε is large, because it then means little to a reader
-        "factor": bound_text(math.exp(spent), 3) if spent <= math.log(10) else "",
+        "factor": bound_text(math.exp(epsilon), 3) if epsilon <= math.log(10) else "",
         "accountant": WORDS["accountants"][ledger["accountant"]],
         "accountants": [
             (name, bound_text(value)) for name, value in sorted(composed["epsilon"].items())
         ],
-        "stages": cost_rows(spending, behind),
+        "stages": cost_rows(spending, ledger_records),
         "public_images": any(record["stage"] == "histogram" for record in records),
         "owners": [
             (owner, cost_of(part))
-            for owner, part in behind.of_one_person().items()
-            if behind.owners
+            for owner, part in ledger_records.of_one_person().items()
+            if ledger_records.owners
         ],
-        "together": cost_of(Records(behind)),  # bound for a person who is in the sets of all owners
+        # Bound for a person who is in the sets of all owners
+        "together": cost_of(Records(ledger_records)),
     }
 
 
-def cost_rows(spending: Mapping[str, Mapping], behind: Records) -> list[Facts]:
+def cost_rows(spending: Mapping[str, Mapping], records: Records) -> list[Facts]:
     """Return a row for each stage: its charges, and its segment of the stacked bar of costs.
 
-    spending: composed cost of each stage; behind: the records of all stages.
+    spending: composed cost of each stage; records: the records of all stages.
     """
     rows = []
     start = 0.0
     for stage, entry in spending.items():
         charges = []
-        for record in map(behind.__getitem__, entry["records"]):
-            one = Mechanism.from_json(record["event"])
+        for record in map(records.__getitem__, entry["records"]):
+            mechanism = Mechanism.from_json(record["event"])
             sums = {
-                "sigma": f"{one.noise_multiplier:g}",
-                "rate": f"{one.sample_rate:.4g}",
-                "uses": grouped(one.uses),
+                "sigma": f"{mechanism.noise_multiplier:g}",
+                "rate": f"{mechanism.sample_rate:.4g}",
+                "uses": grouped(mechanism.uses),
             }
             charges.append({"released": record["released"], **sums})
         share = 100 * entry["share"]
         tint = 1 + sum(other["share"] > entry["share"] for other in spending.values())
-        place = {"start": f"{start:.2f}", "width": f"{share:.2f}", "tint": min(tint, 6)}
+        segment = {"start": f"{start:.2f}", "width": f"{share:.2f}", "tint": min(tint, 6)}
         cost = {"epsilon": bound_text(entry["epsilon"]), "share": f"{share:.1f}"}
-        rows.append({"stage": stage, "charges": charges, **cost, **place})
+        rows.append({"stage": stage, "charges": charges, **cost, **segment})
         start += share
     return rows
 
@@ -294,16 +297,16 @@ def attack_bounds(profiles: Sequence[Profile]) -> dict[str, str]:
     advantage = max(map(membership_advantage, profiles))
     hits = max(true_positive_rate(profile, false_positive_rate=0.01) for profile in profiles)
     largest = {"strong": 0.1, "limited": 0.5, "weak": 1.0}  # advantage
-    strength = next(name for name, most in largest.items() if advantage <= most)
+    strength = next(name for name, limit in largest.items() if advantage <= limit)
     shares = {"guess": (1 + advantage) / 2, "hits": hits}
     return {name: percent_up(share) for name, share in shares.items()} | {"strength": strength}
 
 
 def what_to_check(artifact: Artifact, ledger: Mapping, path: Path) -> Facts:
     """Collect facts for checking a release: hashes of its files, software versions, and charges."""
-    listed = read_json(artifact.path / PRIVACY)["files"]
-    top = [(name, sha) for name, sha in sorted(listed.items()) if "/" not in name]
-    folders = sorted({name.split("/")[0] for name in listed if "/" in name})
+    files = read_json(artifact.path / PRIVACY)["files"]
+    top = [(name, sha) for name, sha in sorted(files.items()) if "/" not in name]
+    folders = sorted({name.split("/")[0] for name in files if "/" in name})
     records = sorted(
         ledger["records"], key=lambda record: (QUERIES.index(record["stage"]), record["id"])
     )
@@ -319,7 +322,7 @@ def what_to_check(artifact: Artifact, ledger: Mapping, path: Path) -> Facts:
             (path.name, digest_of_file(path)),
         ],
         "folders": [
-            (folder, grouped(sum(name.startswith(f"{folder}/") for name in listed)))
+            (folder, grouped(sum(name.startswith(f"{folder}/") for name in files)))
             for folder in folders
         ],
         "versions": sorted(versions),
@@ -343,7 +346,7 @@ def summary_lines(
     """
     artifact = read_artifact(release, "synthesize")
     content = read_ledger(ledger)
-    spent, _ = check_ledger(content)
+    epsilon, _ = check_ledger(content)
     folders = {name: release.with_name(name) for name in ("teacher", "student")}
     text = template("summary.md", autoescape=False).render(
         shown=what_was_released(artifact),
@@ -352,7 +355,7 @@ def summary_lines(
             name: folder for name, folder in folders.items() if (folder / "card.json").is_file()
         },
         cost=(
-            f"ε = {bound_text(spent)} of {content['target']:g} at δ = "
+            f"ε = {bound_text(epsilon)} of {content['target']:g} at δ = "
             f"{bound_text(content['delta'], 3)}"
         ),
         units=sorted({PROTECTED[record["unit"]] for record in content["records"]}),

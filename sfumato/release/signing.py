@@ -119,12 +119,12 @@ def signature_in(picture: Path) -> str:
     context = library.Context(library.Settings.from_dict(SETTINGS))
     try:
         reader = library.Reader(picture, context=context)
-        about = reader.get_active_manifest()["signature_info"]
+        signature = reader.get_active_manifest()["signature_info"]
     except (library.C2paError, KeyError) as error:
         if "ManifestNotFound" in str(error):
             return "none"
         return escaped(f"unreadable ({error})")
-    time = about.get("time", "no time stamp")
+    time = signature.get("time", "no time stamp")
     failures = reader.get_validation_results()["activeManifest"]["failure"]
     codes = {failure["code"] for failure in failures} - {"signingCredential.untrusted"}
     if codes == {"signingCredential.expired"}:
@@ -134,5 +134,6 @@ def signature_in(picture: Path) -> str:
             return "invalid: the picture was changed after it was signed"
         return f"invalid: {', '.join(sorted(codes))}"
     return escaped(
-        f"{SIGNED_BY} {about['common_name']}, {about['issuer']}; {time}; the issuer was not checked"
+        f"{SIGNED_BY} {signature['common_name']}, {signature['issuer']}; {time}; "
+        "the issuer was not checked"
     )

@@ -70,10 +70,10 @@ def write_statements(release: Path, ledger: Path, directory: Path) -> dict[str, 
     Guarantee: the statements depend only on the files of `release` and `ledger`, which are already
     released.
     """
-    artifact, content, spent = checked_release(release, ledger)
+    artifact, content, epsilon = checked_release(release, ledger)
     if not content["records"]:
         return {}
-    facts = facts_of(artifact, content, spent)
+    facts = facts_of(artifact, content, epsilon)
     files = read_json(artifact.path / PRIVACY)["files"] | {
         PRIVACY: digest_of_file(artifact.path / PRIVACY)
     }
@@ -84,7 +84,7 @@ def write_statements(release: Path, ledger: Path, directory: Path) -> dict[str, 
     }
     if not missing[REGISTRY]:
         (directory / REGISTRY).write_text(
-            as_yaml(filled(FORMS["registry"], facts)), encoding="utf-8"
+            as_yaml(fill_form(FORMS["registry"], facts)), encoding="utf-8"
         )
     if not missing[TURTLE]:
         write_catalogue(
@@ -102,25 +102,25 @@ def croissant_record(facts: Facts, files: Mapping[str, str], folder: str) -> dic
     """
     # Default: path of the release, relative to the report
     base = facts.get("url", f"../{folder}").rstrip("/")
-    other = "application/octet-stream"
+    default_format = "application/octet-stream"
     distribution = [
         {
             "name": name,
             "sha256": sha256,
             "base": base,
-            "format": FORMS["formats"].get(PurePath(name).suffix, other),
+            "format": FORMS["formats"].get(PurePath(name).suffix, default_format),
         }
         for name, sha256 in sorted(files.items())
         # A picture's name can contain a class name with a space, which is not valid in an @id
         if not name.startswith(("png/", "classes/"))
     ]
-    record = filled(
+    record = fill_form(
         FORMS["croissant"],
-        facts | {"distribution": [filled(FORMS["file"], one) for one in distribution]},
+        facts | {"distribution": [fill_form(FORMS["file"], file) for file in distribution]},
     )
     # The form `table` describes a single column of labels, so it does not fit several labels
     if PARQUET in files and LABEL_TABLE not in files:
-        record["recordSet"].append(filled(FORMS["table"], {"parquet": PARQUET}))
+        record["recordSet"].append(fill_form(FORMS["table"], {"parquet": PARQUET}))
     return record
 
 
@@ -128,7 +128,7 @@ def write_catalogue(directory: Path, facts: Facts) -> None:
     """Write the release's entry for health data catalogues, as JSON-LD and as Turtle."""
     from rdflib import Graph  # takes half a second
 
-    write_json(directory / CATALOGUE, filled(FORMS["healthdcat"], facts), ensure_ascii=False)
+    write_json(directory / CATALOGUE, fill_form(FORMS["healthdcat"], facts), ensure_ascii=False)
     Graph().parse(directory / CATALOGUE).serialize(
         directory / TURTLE, format="turtle", encoding="utf-8"
     )
@@ -145,34 +145,34 @@ def catalogue_facts(facts: Facts, card: ReleaseCard, files: Collection[str]) -> 
         for name, (meaning, kind, values) in data_dictionary(card, LABEL_TABLE in files).items()
     }
     size = {"@type": "xsd:nonNegativeInteger", "@value": str(facts["size_hint"])}
-    found = {
+    catalogue = {
         **web,
         "holder": facts.get("controller", facts["owner"]),
         ("records", "individuals")[facts["grouped"]]: size,
         "columns": [
-            filled(
+            fill_form(
                 FORMS["column"],
-                {"column": f"{web['url']}#column-{number:03d}", "name": name} | about,
+                {"column": f"{web['url']}#column-{number:03d}", "name": name} | column,
             )
-            for number, (name, about) in enumerate(columns.items(), 1)
+            for number, (name, column) in enumerate(columns.items(), 1)
         ],
     }
     if mail := E_MAIL.search(facts["contact"]):
-        found |= {"e-mail": mail[0], "mailto": {"@id": f"mailto:{quote(mail[0], safe='@')}"}}
-    return found
+        catalogue |= {"e-mail": mail[0], "mailto": {"@id": f"mailto:{quote(mail[0], safe='@')}"}}
+    return catalogue
 
 
-def filled(form: Any, facts: Mapping[str, object]) -> Any:
+def fill_form(form: Any, facts: Mapping[str, object]) -> Any:
     """Return a copy of a form, with facts filled in.
 
     Inside a text, "{name}" is replaced by the fact's text. A text "=name" is replaced by the fact
     itself, which need not be a text. If this fact is missing, the key with this text is left out.
     """
     if isinstance(form, dict):
-        parts = {key: filled(value, facts) for key, value in form.items()}
+        parts = {key: fill_form(value, facts) for key, value in form.items()}
         return {key: value for key, value in parts.items() if value is not None}
     if isinstance(form, list):
-        return [filled(value, facts) for value in form]
+        return [fill_form(value, facts) for value in form]
     if not isinstance(form, str):
         return form
     if form.startswith("="):
@@ -180,19 +180,19 @@ def filled(form: Any, facts: Mapping[str, object]) -> Any:
     return form.format_map(facts)
 
 
-def facts_of(artifact: Artifact, ledger: Mapping, spent: float) -> Facts:
+def facts_of(artifact: Artifact, ledger: Mapping, epsilon: float) -> Facts:
     """Collect the facts for all statements, including the owner's texts.
 
-    The keys of the result are the names that the forms use. spent: ε of the release.
+    The keys of the result are the names that the forms use. epsilon: ε of the release.
     """
     card = read_json(artifact.path / "card.json")
-    shown = what_was_released(artifact)
-    cost = what_it_cost(ledger, spent)
-    about = shown["about"]
+    release_facts = what_was_released(artifact)
+    cost = what_it_cost(ledger, epsilon)
+    owner_texts = release_facts["about"]
     day = max(day_of(record) for record in ledger["records"])
-    publisher = about.get("owner", "Its owner")
+    publisher = owner_texts.get("owner", "Its owner")
     creator = {"@type": "sc:Organization", "name": publisher}
-    if mail := E_MAIL.search(about.get("contact", "")):
+    if mail := E_MAIL.search(owner_texts.get("contact", "")):
         creator["email"] = mail[0]
     public = [
         "the fact that the set exists",
@@ -203,13 +203,13 @@ def facts_of(artifact: Artifact, ledger: Mapping, spent: float) -> Facts:
         units = "persons" if cost["grouped"] else "images"
         public.append(f"the number of {units}, which the owner declared to be public")
     gaps = [f"The guarantee does not cover {gap}." for gap in not_covered(cost["grouped"])]
-    facts = about | shown | cost
+    facts = owner_texts | release_facts | cost
     facts |= {
         "day": day,
         "digest": ledger["digest"],
         "version": version("sfumato"),
         "publisher": publisher,
-        "creator": creator if "owner" in about else None,
+        "creator": creator if "owner" in owner_texts else None,
         "slug": (
             re.sub(r"[^a-z0-9]+", "-", f"{publisher} {cost['dataset']} {day[:4]}".lower()).strip(
                 "-"
@@ -222,9 +222,9 @@ def facts_of(artifact: Artifact, ledger: Mapping, spent: float) -> Facts:
             "Made to train classifiers; images and labels were not checked by hand.",
             *gaps,
         ],
-        "use_cases": [about["purpose"]] if "purpose" in about else None,
+        "use_cases": [owner_texts["purpose"]] if "purpose" in owner_texts else None,
         "queries": ", ".join(row["stage"] for row in cost["stages"]),
-        "epsilon": round_up(spent, 4),
+        "epsilon": round_up(epsilon, 4),
         "delta": ledger["delta"],
         "size_hint": ledger["size_hint"],
         "target": ledger["target"],
@@ -239,22 +239,22 @@ def facts_of(artifact: Artifact, ledger: Mapping, spent: float) -> Facts:
         "mechanisms": "\n".join(map(mechanism_line, ledger["records"])),
     }
     cases = {
-        "licensed": "licence" in about,
-        "only public": shown["only_public"],
-        "by teacher": card.get("labels") == "teacher" or shown["only_public"],
+        "licensed": "licence" in owner_texts,
+        "only public": release_facts["only_public"],
+        "by teacher": card.get("labels") == "teacher" or release_facts["only_public"],
         "all charges known": ledger["odometer"]["complete"],
         "several owners": bool(cost["owners"]),
     }
     for case, holds in cases.items():  # a case may use facts of earlier cases
-        facts |= filled(FORMS["cases"][case][holds], facts)
-    return facts | filled(FORMS["texts"], facts)
+        facts |= fill_form(FORMS["cases"][case][holds], facts)
+    return facts | fill_form(FORMS["texts"], facts)
 
 
 def mechanism_line(record: Mapping) -> str:
-    one = Mechanism.from_json(record["event"])
+    mechanism = Mechanism.from_json(record["event"])
     noise = (
-        f"noise multiplier {one.noise_multiplier:g}, sample rate {one.sample_rate:.4g}, releases "
-        f"{one.uses}"
+        f"noise multiplier {mechanism.noise_multiplier:g}, sample rate "
+        f"{mechanism.sample_rate:.4g}, releases {mechanism.uses}"
     )
     return (
         f"- {record['stage']}: {record['released']}. Gaussian, {noise}; sensitivity "

@@ -87,10 +87,10 @@ def save_networks(
     Guarantee: the release includes the charges of every artifact from which files are copied.
     """
     sources = settings.networks("pretrain" in paths and refers_to_public_model(paths["pretrain"]))
-    needed = {*sources}
+    network_stages = {*sources}
     if "finetune" in sources and (paths["finetune"] / ADAPTER_CONFIG).is_file():
-        needed.add("pretrain")
-    for name in sorted(needed):
+        network_stages.add("pretrain")
+    for name in sorted(network_stages):
         (directory / SHIPPED / name).mkdir(parents=True)
         for file in FILES:
             if (paths[name] / file).is_file():
@@ -101,10 +101,10 @@ def save_networks(
     if priors is not None:
         shares = priors.tolist()
     labelling = varied.labelling or Labelling({})
-    drawn = {"steps", "guidance", "teacher_guidance", "relabel", "mixed"}
+    setting_names = {"steps", "guidance", "teacher_guidance", "relabel", "mixed"}
     return Recipe(
         seed=seed,
-        settings=settings.model_dump(mode="json", include=drawn, exclude_defaults=True)
+        settings=settings.model_dump(mode="json", include=setting_names, exclude_defaults=True)
         | {"sources": sources},
         priors=shares,
         offsets={kind: offsets.tolist() for kind, offsets in labelling.offsets.items()},
@@ -197,9 +197,11 @@ class Stream(IterableDataset[Batch]):
         if self.labelling is not None:
             count = round(self.batch * DRAWN_PER_KEPT)
         with one_thread():  # several threads would sum in varying order, and so round differently
-            drawn = self.settings.model_copy(update={"count": count})
-            images, requested, _ = mixed(partial(self.parts, spread=spread), drawn, seed)
-            labels = self.labels_of(images, requested)
+            draw_settings = self.settings.model_copy(update={"count": count})
+            images, requested_labels, _ = mixed(
+                partial(self.parts, spread=spread), draw_settings, seed
+            )
+            labels = self.labels_of(images, requested_labels)
             if self.labelling is not None:
                 rows = surest_rows(labels, self.batch)
                 images = images[rows]
@@ -221,20 +223,20 @@ class Stream(IterableDataset[Batch]):
         sampling = Sampling(steps=settings.steps, guidance=settings.guidance, guide=guide)
         return parts_of(self.models[name], count, self.priors, seed, sampling, spread=spread)
 
-    def labels_of(self, images: Tensor, requested: Tensor) -> Tensor:
+    def labels_of(self, images: Tensor, requested_labels: Tensor) -> Tensor:
         """Return labels of drawn images, (B, classes).
 
         The labels are the teacher's probabilities or, if the teacher does not label the release,
         the requested labels.
         """
         if self.teacher is None or not self.settings.relabel:
-            if requested.ndim == 1:
-                requested = F.one_hot(requested, len(self.classes))
-            return requested.float()
-        seen = probabilities_of(self.teacher, images)
+            if requested_labels.ndim == 1:
+                requested_labels = F.one_hot(requested_labels, len(self.classes))
+            return requested_labels.float()
+        probabilities = probabilities_of(self.teacher, images)
         if self.labelling is None:
-            return seen
-        return self.labelling.soft(seen, PLAIN)
+            return probabilities
+        return self.labelling.soft(probabilities, PLAIN)
 
     def blend(self, images: Tensor, labels: Tensor, random: torch.Generator) -> None:
         """Blend the last images in place, and label the blends.
@@ -265,12 +267,12 @@ def surest_rows(labels: Tensor, number: int) -> Tensor:
 
     Returns the indices of the chosen images, (number,) int64, ascending.
     """
-    sure, classes = labels.max(dim=1)
-    places = torch.empty(len(labels))
+    scores, classes = labels.max(dim=1)
+    ranks = torch.empty(len(labels))
     for label in classes.unique():
         rows = (classes == label).nonzero().flatten()
-        places[rows[sure[rows].argsort(stable=True)]] = (torch.arange(len(rows)) + 0.5) / len(rows)
-    return places.argsort(descending=True, stable=True)[:number].sort().values
+        ranks[rows[scores[rows].argsort(stable=True)]] = (torch.arange(len(rows)) + 0.5) / len(rows)
+    return ranks.argsort(descending=True, stable=True)[:number].sort().values
 
 
 def view(images: Tensor, mirrored: bool, random: torch.Generator) -> Tensor:
@@ -316,9 +318,9 @@ def stream(
         ConfigError: `batch` or `seed` is not a whole number, `batch` is below 1, or `seed` is
             below 0.
     """
-    for name, value, least in (("batch", batch, 1), ("seed", 0 if seed is None else seed, 0)):
-        if type(value) is bool or not isinstance(value, int | np.integer) or value < least:
-            raise ConfigError(f"{name}={value}: expected a whole number, {least} or more")
+    for name, value, minimum in (("batch", batch, 1), ("seed", 0 if seed is None else seed, 0)):
+        if type(value) is bool or not isinstance(value, int | np.integer) or value < minimum:
+            raise ConfigError(f"{name}={value}: expected a whole number, {minimum} or more")
     release = load_release(path)
     folder = release.path
     if "stream" not in release.card:
@@ -328,12 +330,14 @@ def stream(
             "synthesize.stream: true"
         )
     fetch = "fetch the release again"
-    below = f"{SHIPPED}/"
+    prefix = f"{SHIPPED}/"
     files: Mapping[str, str] = read_json(folder / PRIVACY)["files"]
-    listed = {
-        name.removeprefix(below): sha256 for name, sha256 in files.items() if name.startswith(below)
+    network_files = {
+        name.removeprefix(prefix): sha256
+        for name, sha256 in files.items()
+        if name.startswith(prefix)
     }
-    for problem in changed_files(folder / SHIPPED, listed, received=True):
+    for problem in changed_files(folder / SHIPPED, network_files, received=True):
         raise DataError(
             f"the networks in {folder / SHIPPED} are damaged ({problem}): fetch the release again"
         )

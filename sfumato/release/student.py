@@ -52,24 +52,24 @@ def train_student(
 
     Guarantee: the network is a function of the release and of public settings.
     """
-    drawn = stream(release, settings.batch, seed)
+    dataset = stream(release, settings.batch, seed)
     schedule = Schedule(
         steps=settings.steps,
         learning_rate=settings.learning_rate,
         weight_decay=0.02,
         decay_vectors=False,
-        soft=not drawn.several,
+        soft=not dataset.several,
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         network = StudentNetwork(
-            drawn.several,
+            dataset.several,
             network="residual",
-            shape=drawn.shape,
-            classes=len(drawn.classes),
+            shape=dataset.shape,
+            classes=len(dataset.classes),
             width=settings.width,
         )
-        batches = ((images, labels) for images, labels, _ in drawn)
+        batches = ((images, labels) for images, labels, _ in dataset)
         train_supervised(network.to(device()), batches, schedule, progress)
     return network
 

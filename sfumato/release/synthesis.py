@@ -67,8 +67,8 @@ def kept_images(
     for label in labels.unique().tolist():
         of_class = torch.from_numpy(np.flatnonzero(population.labels == label))
         order = of_class[torch.randperm(len(of_class), generator=random)]
-        places = labels == label
-        rows[places] = order[torch.arange(int(places.sum())) % len(order)]
+        mask = labels == label
+        rows[mask] = order[torch.arange(int(mask.sum())) % len(order)]
     return (population.batch(part.numpy())[0] for part in rows.split(DRAWING_BATCH)), labels
 
 
@@ -96,8 +96,8 @@ def chosen_images(
                 f"{len(of_class)}: lower synthesize.count, or raise select.images"
             )
         rows.append(of_class[:number])
-    chosen = torch.cat(rows)
-    return (as_floats(images[part]) for part in chosen.split(DRAWING_BATCH)), labels[chosen]
+    indices = torch.cat(rows)
+    return (as_floats(images[part]) for part in indices.split(DRAWING_BATCH)), labels[indices]
 
 
 def model_of(name: str, paths: Mapping[str, Path]) -> OneStep | Denoiser:
@@ -157,28 +157,28 @@ def draw_mixture(
     Returns the images, (N, C, H, W) uint8, their labels, and the stage that drew each image. Raises
     DataError if a model draws non-finite pixels.
     """
-    how = sampling or Sampling(steps=settings.steps, guidance=settings.guidance)
+    options = sampling or Sampling(steps=settings.steps, guidance=settings.guidance)
 
-    def drawn_from(name: str, count: int, seed: int) -> Parts:
+    def draw_parts(name: str, count: int, seed: int) -> Parts:
         if name == "select":
-            assert how.shape is not None  # only `stage synthesize`, which sets it, draws them
-            return chosen_images(paths, count, priors, seed, how.shape)
+            assert options.shape is not None  # only `stage synthesize`, which sets it, draws them
+            return chosen_images(paths, count, priors, seed, options.shape)
         if STAGES[name].gives == "images":
-            return kept_images(paths[name], count, priors, seed, how.shape)
-        return parts_of(model_of(name, paths), count, priors, seed, how, progress=progress)
+            return kept_images(paths[name], count, priors, seed, options.shape)
+        return parts_of(model_of(name, paths), count, priors, seed, options, progress=progress)
 
-    return mixed(drawn_from, settings, seed, folder)
+    return mixed(draw_parts, settings, seed, folder)
 
 
 def mixed(
-    drawn_from: Callable[[str, int, int], Parts],
+    draw_parts: Callable[[str, int, int], Parts],
     settings: Synthesize,
     seed: int,
     folder: Path | None = None,
 ) -> Drawn:
     """Divide `settings.count` images among the sources by weight, draw them, and shuffle them.
 
-    drawn_from: function that draws images, given a source, a number of images and a seed.
+    draw_parts: function that draws images, given a source, a number of images and a seed.
 
     Returns and raises the same as `draw_mixture`.
     """
@@ -189,14 +189,14 @@ def mixed(
     }
     numbers[max(numbers, key=lambda name: numbers[name])] += settings.count - sum(numbers.values())
     order = torch.randperm(settings.count, generator=torch.Generator().manual_seed(seed))
-    places = order.argsort()
+    positions = order.argsort()
     images = None
     labels = []
-    done = 0
+    start = 0
     for i, (name, number) in enumerate(numbers.items()):
         if not number:
             continue
-        parts, of_source = drawn_from(name, number, seed + i)
+        parts, of_source = draw_parts(name, number, seed + i)
         labels.append(of_source)
         for part in parts:
             if not part.isfinite().all():
@@ -205,24 +205,24 @@ def mixed(
                 )
             if images is None:
                 images = room(settings.count, part.shape[1:], folder)
-            images[places[done : done + len(part)]] = as_bytes(part)
-            done += len(part)
+            images[positions[start : start + len(part)]] = as_bytes(part)
+            start += len(part)
     assert images is not None
     drawn_by = np.repeat(list(numbers), list(numbers.values()))
     return images, torch.cat(labels)[order], drawn_by[order.numpy()]
 
 
 def sorted_examples(
-    images: Tensor, labels: Tensor, classes: int, number: int, among: np.ndarray | bool = True
+    images: Tensor, labels: Tensor, classes: int, number: int, eligible: np.ndarray | bool = True
 ) -> Tensor:
     """Return the first `number` images of each class: (classes · number, C, H, W) in [0, 1].
 
     If a class has fewer images, the remaining places are white.
 
-    images: (N, C, H, W) uint8; among: (N,) bool, True for images that may be chosen.
+    images: (N, C, H, W) uint8; eligible: (N,) bool, True for images that may be chosen.
     """
     examples = torch.ones(classes, number, *images.shape[1:])
     for label in range(classes):
-        rows = torch.from_numpy(np.flatnonzero(having(labels.numpy(), label) & among)[:number])
+        rows = torch.from_numpy(np.flatnonzero(having(labels.numpy(), label) & eligible)[:number])
         examples[label, : len(rows)] = as_floats(images[rows])
     return examples.flatten(0, 1)

@@ -75,45 +75,45 @@ def vary(
     blended = int(len(images) * settings.mixed)
     plain = len(images) - distorted - blended
     random = torch.Generator().manual_seed(seed)
-    requested = None
+    requested_labels = None
     labelling = None
     parts = dict(zip(KINDS, (plain, distorted, blended), strict=False))
     if settings.relabel and teacher is not None and teacher.several:
         vary_parts(images, plain, distorted, None, random)
-        places = (
+        ranks = (
             probabilities_of(teacher, images)
             .argsort(dim=0, descending=True, stable=True)
             .argsort(dim=0)
         )
         # If n images were requested with a label, the n images for which the teacher finds this
         # label most probable now get it
-        labels = (places < labels.sum(dim=0)).to(torch.uint8)
+        labels = (ranks < labels.sum(dim=0)).to(torch.uint8)
     elif settings.relabel and teacher is not None:
-        requested = labels[:plain]
-        seen = probabilities_of(teacher, images)
-        numbers = requested.bincount(minlength=teacher.classes)
+        requested_labels = labels[:plain]
+        probabilities = probabilities_of(teacher, images)
+        numbers = requested_labels.bincount(minlength=teacher.classes)
         if settings.shares == "each":
             # Labels of all images are counted, because the counts of plain images vary at random
             numbers = labels.bincount(minlength=teacher.classes) * plain / len(images)
-        offsets = {PLAIN: share_offsets(seen[:plain], numbers)}
-        shares = at_shares(seen, offsets[PLAIN])
+        offsets = {PLAIN: share_offsets(probabilities[:plain], numbers)}
+        shares = at_shares(probabilities, offsets[PLAIN])
         vary_parts(images, plain, distorted, shares, random)
         labelled = [shares[:plain]]
         for kind, rows in zip(parts, images.split([*parts.values()]), strict=True):
             if kind != PLAIN and len(rows):
-                seen = probabilities_of(teacher, rows)
+                probabilities = probabilities_of(teacher, rows)
                 if settings.shares == "each":
-                    offsets[kind] = share_offsets(seen, numbers * len(rows) / plain)
-                labelled.append(at_shares(seen, offsets.get(kind, offsets[PLAIN])))
+                    offsets[kind] = share_offsets(probabilities, numbers * len(rows) / plain)
+                labelled.append(at_shares(probabilities, offsets.get(kind, offsets[PLAIN])))
         labels = torch.cat(labelled).argmax(dim=1)
-        labelling = Labelling(offsets, best_temperature(shares[:plain], requested))
+        labelling = Labelling(offsets, best_temperature(shares[:plain], requested_labels))
     kinds = np.array([*parts]).repeat([*parts.values()])
     kinds[np.logical_and(kinds == PLAIN, public)] = FROM_PUBLIC
-    return Varied(images, labels, kinds, requested, labelling=labelling)
+    return Varied(images, labels, kinds, requested_labels, labelling=labelling)
 
 
-def beside_public(varied: Varied, images: Tensor, labels: Tensor, every: int, seed: int) -> Varied:
-    """Keep one in `every` drawn images, and add public images.
+def beside_public(varied: Varied, images: Tensor, labels: Tensor, stride: int, seed: int) -> Varied:
+    """Keep one in `stride` drawn images, and add public images.
 
     Plain drawn images and public images come first, shuffled together. Distorted and blended images
     follow.
@@ -122,20 +122,23 @@ def beside_public(varied: Varied, images: Tensor, labels: Tensor, every: int, se
     images: (B, C, H, W) uint8, public images;
     labels: (B,), labels of the public images.
     """
-    kinds = np.concatenate([varied.kinds[::every], np.repeat(FROM_PUBLIC, len(images))])
-    drawn = torch.from_numpy(np.flatnonzero((kinds == PLAIN) | (kinds == FROM_PUBLIC)))
-    mixed = torch.randperm(len(drawn), generator=torch.Generator().manual_seed(seed))
+    kinds = np.concatenate([varied.kinds[::stride], np.repeat(FROM_PUBLIC, len(images))])
+    plain_rows = torch.from_numpy(np.flatnonzero((kinds == PLAIN) | (kinds == FROM_PUBLIC)))
+    permutation = torch.randperm(len(plain_rows), generator=torch.Generator().manual_seed(seed))
     order = torch.cat(
-        [drawn[mixed], torch.from_numpy(np.flatnonzero((kinds != PLAIN) & (kinds != FROM_PUBLIC)))]
+        [
+            plain_rows[permutation],
+            torch.from_numpy(np.flatnonzero((kinds != PLAIN) & (kinds != FROM_PUBLIC))),
+        ]
     )
     return replace(
         varied,
-        images=torch.cat([varied.images[::every], images])[order],
-        labels=torch.cat([varied.labels[::every], labels])[order],
+        images=torch.cat([varied.images[::stride], images])[order],
+        labels=torch.cat([varied.labels[::stride], labels])[order],
         kinds=kinds[order.numpy()],
         requested_labels=None
         if varied.requested_labels is None
-        else torch.cat([varied.requested_labels[::every], labels])[mixed],
+        else torch.cat([varied.requested_labels[::stride], labels])[permutation],
     )
 
 
@@ -158,10 +161,10 @@ def vary_parts(
         weights, partners = blend_partners(probabilities, end, random)
         for rows in torch.arange(end, len(images)).split(VARIED_BATCH):
             weight = weights[rows - end, None, None, None]
-            mixed = weight * as_floats(images[rows]) + (1 - weight) * as_floats(
+            blends = weight * as_floats(images[rows]) + (1 - weight) * as_floats(
                 images[partners[rows - end]]
             )
-            images[rows] = as_bytes(mixed)
+            images[rows] = as_bytes(blends)
     for rows in torch.arange(plain, end).split(VARIED_BATCH):
         images[rows] = as_bytes(distort(as_floats(images[rows]), random))
 
@@ -200,18 +203,18 @@ def texture(number: int, height: int, width: int, random: torch.Generator) -> Te
     parallel: with probability 1/2 vertical or horizontal, otherwise at a random angle.
     """
     one_each = number, 1, 1, 1
-    down, across = torch.meshgrid(
+    y, x = torch.meshgrid(
         torch.linspace(-1, 1, height), torch.linspace(-1, 1, width), indexing="ij"
     )
     slanted = uniform(random, 0, math.pi, *one_each)
     upright = (slanted / (math.pi / 2)).round() * (math.pi / 2)
     angle = torch.where(uniform(random, 0, 1, *one_each) < 0.5, upright, slanted)
     # Stripes have 1 to 7 waves across the image. There are 4 to 14 spots per side.
-    phase = math.pi * uniform(random, 1, 7, *one_each) * (across * angle.cos() + down * angle.sin())
+    phase = math.pi * uniform(random, 1, 7, *one_each) * (x * angle.cos() + y * angle.sin())
     phase += uniform(random, 0, 2 * math.pi, *one_each)
     cells = int(torch.randint(4, 15, (1,), generator=random))
-    drawn = torch.randn(number, 1, cells, cells, generator=random)
-    spots = F.interpolate(drawn, (height, width), mode="bicubic", align_corners=True)
+    noise = torch.randn(number, 1, cells, cells, generator=random)
+    spots = F.interpolate(noise, (height, width), mode="bicubic", align_corners=True)
     return torch.where(uniform(random, 0, 1, *one_each) < 0.5, phase.sin(), spots)
 
 
@@ -244,9 +247,9 @@ def blend_partners(
     partner = torch.randint(end, (len(blended),), generator=random)
     for label in second.unique():
         of_class = (classes == label).nonzero().flatten()
-        requested = second == label
+        mask = second == label
         if len(of_class):
-            partner[requested] = of_class[
-                torch.randint(len(of_class), (int(requested.sum()),), generator=random)
+            partner[mask] = of_class[
+                torch.randint(len(of_class), (int(mask.sum()),), generator=random)
             ]
     return uniform(random, *BLEND, len(blended)), partner

@@ -45,20 +45,20 @@ RENYI_ORDERS = [
 
 def check_files(folder, sent=None):
     """Check the manifest and each file. Yield (passed, text); passed is None for a note."""
-    listed = content_of(folder / MANIFEST)
+    manifest = content_of(folder / MANIFEST)
     sha256 = sha256_of(folder / MANIFEST)
     if sent is None:
         yield None, f"{MANIFEST}: SHA-256 {sha256}. Compare it with the hash that you were sent"
     else:
         yield sha256 == sent, f"{MANIFEST}: SHA-256 {sha256}, expected {sent} (--manifest)"
-    text = json.dumps(listed, indent=1, sort_keys=True) + "\n"
+    text = json.dumps(manifest, indent=1, sort_keys=True) + "\n"
     unchanged = text.encode() == (folder / MANIFEST).read_bytes()
     yield unchanged, f"{MANIFEST}: must be JSON with sorted keys, indented by one space"
     paths = [path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
     present = {path.relative_to(folder).as_posix() for path in paths} - {MANIFEST}
-    for name in sorted(present - listed.keys()):
+    for name in sorted(present - manifest.keys()):
         yield False, f"{name}: not listed in {MANIFEST}"
-    for name, file in sorted(listed.items()):
+    for name, file in sorted(manifest.items()):
         path = folder / name
         if name not in present:
             yield False, f"{name}: missing"
@@ -87,21 +87,21 @@ def check_pictures(folder):
     size = card["shape"][1:]
     names = []
     odd = []
-    for archive in sorted(folder.glob("images-*.zip")):
-        with zipfile.ZipFile(archive) as opened:
-            names += opened.namelist()
-            odd += [name for name in opened.namelist() if png_size(opened.read(name)) != size]
+    for path in sorted(folder.glob("images-*.zip")):
+        with zipfile.ZipFile(path) as archive:
+            names += archive.namelist()
+            odd += [name for name in archive.namelist() if png_size(archive.read(name)) != size]
     with (folder / "labels.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     counts = f"{len(names)} in archives, {len(rows)} in labels.csv, {card['images']} in card.json"
-    listed = sorted(row["file_name"] for row in rows)
-    same = sorted(names) == listed and len(set(names)) == len(names) == card["images"]
+    table_names = sorted(row["file_name"] for row in rows)
+    same = sorted(names) == table_names and len(set(names)) == len(names) == card["images"]
     yield same, f"pictures: {counts}"
     yield not odd, f"pictures: must be PNGs of {size[1]} x {size[0]} pixels, {len(odd)} are not"
     kinds = dict(Counter(row["kind"] for row in rows))
     yield kinds == card["kinds"], f"labels.csv: kinds {kinds}, card.json states {card['kinds']}"
-    wrong = [row["file_name"] for row in rows if not has_valid_label(row, card["classes"])]
-    yield not wrong, f"labels.csv: {len(wrong)} labels differ from card.json"
+    wrong_labels = [row["file_name"] for row in rows if not has_valid_label(row, card["classes"])]
+    yield not wrong_labels, f"labels.csv: {len(wrong_labels)} labels differ from card.json"
 
 
 def png_size(content):
@@ -146,14 +146,14 @@ def check_ledger(folder):
 
 def check_epsilon(ledger, card):
     delta = ledger["delta"]
-    stated = ledger["epsilon"]
+    epsilons = ledger["epsilon"]
     accountant = ledger["accountant"]
     disjoint_sets = ledger.get("apart") or [None]  # no person is in two: the largest cost counts
     groups = [mechanisms_of(ledger, {*disjoint_sets} - {name}) for name in disjoint_sets]
     bound = max(renyi_epsilon(parts, delta) for parts in groups)
     text = f"epsilon: at most {bound:.6f} (Renyi) at delta {delta:g}, ledger.json states"
-    yield close(bound, stated["rdp"]), f"{text} {stated['rdp']:.6f}"
-    value = stated[accountant]
+    yield is_close(bound, epsilons["rdp"]), f"{text} {epsilons['rdp']:.6f}"
+    value = epsilons[accountant]
     if bound and all(rate == 1 for parts in groups for _, rate, _ in parts):
         exact = max(exact_epsilon(parts, delta) for parts in groups)
         text = f"epsilon: exactly {exact:.6f}, ledger.json states {value:.6f} ({accountant})"
@@ -164,17 +164,17 @@ def check_epsilon(ledger, card):
     target = ledger["target"]
     yield value <= target * (1 + TOLERANCE), f"epsilon: must not exceed the budget {target:g}"
     # With the accountant pld, version 0.3 wrote the Renyi bound into the card: accept either
-    same = any(close(card["epsilon"], stated[name]) for name in (accountant, "rdp"))
+    same = any(is_close(card["epsilon"], epsilons[name]) for name in (accountant, "rdp"))
     text = f"card.json: epsilon {card['epsilon']:.6f} at delta {card['delta']:g}"
     yield same and card["delta"] == delta, f"{text}, ledger.json states {value:.6f} at {delta:g}"
 
 
-def close(computed, stated):
+def is_close(computed, stated):
     return abs(computed - stated) <= TOLERANCE * max(1, stated)
 
 
-def mechanisms_of(ledger, others):
-    records = [record for record in ledger["records"] if record["dataset_id"] not in others]
+def mechanisms_of(ledger, excluded_ids):
+    records = [record for record in ledger["records"] if record["dataset_id"] not in excluded_ids]
     return [mechanism_of(record["event"]) for record in records]
 
 
@@ -246,14 +246,14 @@ def renyi_divergence(sigma, rate, order):
     # One infinite series gives the integral below z, and another gives the integral above z.
     z = sigma**2 * math.log(1 / rate - 1) + 0.5
     total = -math.inf
-    before = (-math.inf, -math.inf)
+    previous = (-math.inf, -math.inf)
     for k in range(1000):
         below = log_term(order, k, sigma, rate) + log_normal_cdf((z - k) / sigma)
         above = log_term(order, order - k, sigma, rate) + log_normal_cdf((order - k - z) / sigma)
         total = log_sum([total, below, above])
-        if below < before[0] and above < before[1] and max(below, above) < total - 30:
+        if below < previous[0] and above < previous[1] and max(below, above) < total - 30:
             return total / (order - 1)
-        before = (below, above)
+        previous = (below, above)
     return math.inf  # the series did not converge: another order gives the bound
 
 
@@ -267,7 +267,7 @@ def log_term(order, k, sigma, rate):
 def log_sum(logarithms):
     """Return the logarithm of a sum of numbers, which are given by their logarithms."""
     largest = max(logarithms)
-    return largest + math.log(math.fsum(math.exp(one - largest) for one in logarithms))
+    return largest + math.log(math.fsum(math.exp(x - largest) for x in logarithms))
 
 
 def results_of(folder, sent=None):

@@ -4,7 +4,7 @@ import torch
 
 from sfumato.features import FeatureMeans
 from sfumato.features.fourier import FourierFeatures
-from sfumato.release.herding import herded, nearest_mean
+from sfumato.release.herding import choose_by_herding, nearest_mean
 from sfumato.settings.queries import FeatureMap
 
 
@@ -36,7 +36,7 @@ def means(drawn, features):
 
 
 def test_the_kept_images_have_the_releases_proportions(drawn, means):
-    rows = herded(*drawn, means, torch.tensor([0.25, 0.75]), 100)
+    rows = choose_by_herding(*drawn, means, torch.tensor([0.25, 0.75]), 100)
     zeros = (rows < 100).sum()
     ones = ((rows >= 100) & (rows < 200)).sum()
     assert zeros + ones == 50 and 3 <= ones <= 8
@@ -58,17 +58,17 @@ def test_the_first_is_the_nearest_and_the_others_make_up_for_it():
 
 
 def test_a_class_missing_from_the_release_keeps_its_first(drawn, means):
-    rows = herded(*drawn, means, torch.tensor([0.0, 1.0]), 100)
+    rows = choose_by_herding(*drawn, means, torch.tensor([0.0, 1.0]), 100)
     assert rows[drawn[1][rows] == 0].tolist() == list(range(50))
 
 
 def test_exactly_the_requested_number_is_kept(drawn, means, monkeypatch):
     monkeypatch.setattr("sfumato.release.herding.TOGETHER", 37)
     for number in (1, 99, 133):
-        rows = herded(*drawn, means, torch.tensor([0.25, 0.75]), number)
+        rows = choose_by_herding(*drawn, means, torch.tensor([0.25, 0.75]), number)
         assert len(rows) == len(rows.unique()) == number
         assert abs(int((drawn[1][rows] == 0).sum()) - number / 2) <= 1
-    zeros = (herded(*drawn, means, torch.tensor([0.25, 0.75]), 100) < 100).sum()
+    zeros = (choose_by_herding(*drawn, means, torch.tensor([0.25, 0.75]), 100) < 100).sum()
     assert zeros >= 25, "each part has the proportions of the release as far as it can"
 
 

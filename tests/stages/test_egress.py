@@ -68,7 +68,7 @@ def test_the_risk_form_states_the_bounds_of_the_report(project):
     for criterion in ("Singling out", "Linkability", "Inference", "Decision", "signature"):
         assert criterion in form
     assert "conform" not in form.lower() and "complian" not in form.lower()
-    assert all(line in form for line in egress.not_covered(grouped=False))
+    assert all(line in form for line in egress.not_covered(by_person=False))
 
 
 def test_several_labels_have_one_column_each(here, digits, monkeypatch):
