@@ -30,10 +30,10 @@ def central(run: QueryRun, settings: Central) -> None:
 
 
 def problems(setup: Setup) -> Problems:
-    chosen = setup.params.central
-    if chosen.statistic == "mode" and chosen.max_norm is not None:
+    settings = setup.params.central
+    if settings.statistic == "mode" and settings.max_norm is not None:
         yield (
-            f"central.max_norm={chosen.max_norm} cannot be used with central.statistic=mode, "
+            f"central.max_norm={settings.max_norm} cannot be used with central.statistic=mode, "
             "because the norm bound of the mode is fixed: remove central.max_norm"
         )
 

@@ -187,8 +187,8 @@ def open_closed_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            opened = os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is `number`
-            setattr(sys, name, os.fdopen(opened, mode))
+            descriptor = os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is `number`
+            setattr(sys, name, os.fdopen(descriptor, mode))
 
 
 def discard_output() -> None:
@@ -248,11 +248,11 @@ def machine_problem(error: BaseException) -> str | None:
     if "home directory" in str(error):  # Path.expanduser raises a plain RuntimeError
         return "a path begins with ~ and the name of an unknown user: write the full path"
     if lacks_memory(error):
-        about = ""
+        prefix = ""
         if isinstance(error, MemoryError) and str(error):
-            about = f"{error}: "
+            prefix = f"{error}: "
         return (
-            f"{about}this machine has too little memory. Use fewer or smaller images, a smaller "
+            f"{prefix}this machine has too little memory. Use fewer or smaller images, a smaller "
             "model or batch, or a machine with more memory, or set SFUMATO_MICROBATCH=1"
         )
     return None
@@ -260,11 +260,11 @@ def machine_problem(error: BaseException) -> str | None:
 
 def way_to_access(path: Path) -> str:
     """Return how to get access to a path or, if it does not exist, to its closest parent."""
-    place = next(place for place in (path, *path.parents) if os.path.exists(place))
-    if place.stat().st_uid == getattr(os, "geteuid", int)():  # on Windows, both are 0
-        return f"Give yourself access: chmod u+rwX {quoted(place)}"
+    closest = next(p for p in (path, *path.parents) if os.path.exists(p))
+    if closest.stat().st_uid == getattr(os, "geteuid", int)():  # on Windows, both are 0
+        return f"Give yourself access: chmod u+rwX {quoted(closest)}"
     return (
-        f"{place} belongs to another account: ask its owner for access, or use another path. For "
+        f"{closest} belongs to another account: ask its owner for access, or use another path. For "
         "the state directory, set SFUMATO_STATE to a folder to which you may write"
     )
 

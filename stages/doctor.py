@@ -99,17 +99,17 @@ def show_skeleton(folder: Path, out: Path) -> None:
     """Write the skeleton of a folder (see `sfumato.data.skeleton`), and print a summary."""
     from sfumato.data.skeleton import write_skeleton
 
-    pictures, others, kept = write_skeleton(folder, out)
+    pictures, other_files, kept_words = write_skeleton(folder, out)
     typer.echo(
         f"{out} was written. Pictures with random pixels: {pictures:,}. Files that are "
-        f"listed, but not copied: {others:,}."
+        f"listed, but not copied: {other_files:,}."
     )
-    typer.echo(f"Words kept unchanged in names and tables: {', '.join(kept) or 'none'}.")
+    typer.echo(f"Words kept unchanged in names and tables: {', '.join(kept_words) or 'none'}.")
     typer.echo(f"Look through {out} before you send it: it is not differentially private.")
 
 
-def index_in_words(own: Path) -> str:
-    """Describe the folder of DVC's index. own: the folder that `stage run` uses.
+def index_in_words(own_index: Path) -> str:
+    """Describe the folder of DVC's index. own_index: the folder that `stage run` uses.
 
     If other accounts may be able to write into the described folder, the text contains the remedy.
     """
@@ -124,13 +124,13 @@ def index_in_words(own: Path) -> str:
     configured = None
     with suppress(ConfigError):
         configured = Config(os.path.abspath(".dvc"))["core"].get("site_cache_dir")
-    named = os.environ.get("DVC_SITE_CACHE_DIR")
-    index = Path(named or configured or "/var/tmp/dvc")  # DVC's default on Linux
-    if index != own and not named:
+    environment_folder = os.environ.get("DVC_SITE_CACHE_DIR")
+    index = Path(environment_folder or configured or "/var/tmp/dvc")  # DVC's default on Linux
+    if index != own_index and not environment_folder:
         return (
             f"{index} is not in this state directory. If other accounts can write there, they can "
             "write code into the index, and `dvc checkout` runs it. To use a private folder, "
-            f"run `{use_index(own)}`"
+            f"run `{use_index(own_index)}`"
         )
     for folder in filter(Path.exists, (index, *index.parents)):
         mode = folder.stat().st_mode

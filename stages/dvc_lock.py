@@ -41,22 +41,22 @@ def damage() -> str | None:
         content = LOCK.read_bytes()
         if not content.endswith(b"\n"):
             return "it ends within a line"
-        had: dict[str, dict] = {}
+        old_stages: dict[str, dict] = {}
         # An older commit that was checked out may have fewer stages than the copy
         if COPY.is_file() and git("show", f"HEAD:./{LOCK}") != (0, content.decode()):
-            had = read_yaml(COPY)["stages"]
+            old_stages = read_yaml(COPY)["stages"]
             if content != COPY.read_bytes() and COPY.read_bytes().startswith(content):
                 return "its last lines are missing"
-        if lost := [name for name in had if name not in stages]:
-            return f"the stage {lost[0]!r} is missing"
-        short = [
+        if lost_stages := [name for name in old_stages if name not in stages]:
+            return f"the stage {lost_stages[0]!r} is missing"
+        incomplete = [
             name
-            for name, one in stages.items()
+            for name, entry in stages.items()
             # DVC drops `deps` if the only dependency was a recipe of the project, now deleted
-            if not {"cmd", *had.get(name, ())} - {"deps"} <= {*one}
+            if not {"cmd", *old_stages.get(name, ())} - {"deps"} <= {*entry}
         ]
-        if short:
-            return f"a part of the stage {short[0]!r} is missing"
+        if incomplete:
+            return f"a part of the stage {incomplete[0]!r} is missing"
         return None
     except UNREADABLE as error:
         return str(error) or type(error).__name__
@@ -65,12 +65,12 @@ def damage() -> str | None:
 def lock_in_words() -> str:
     if not LOCK.exists():
         return "does not exist yet"
-    wrong = damage()
-    if wrong is None:
+    problem = damage()
+    if problem is None:
         return "intact"
     cure = f"cp {COPY} {LOCK}" if COPY.is_file() else f"git checkout HEAD -- {LOCK}"
     return (
-        f"damaged ({wrong}), so every `dvc repro` fails. When no `dvc` command is running here, "
+        f"damaged ({problem}), so every `dvc repro` fails. When no `dvc` command is running here, "
         f"run `{cure}`"
     )
 
@@ -90,9 +90,9 @@ def rwlock_in_words() -> str:
             f"here, run `rm {RUNNING}`"
         )
     if ended:
-        named = f"PID {ended[0].process} ({ended[0].command})"
+        program = f"PID {ended[0].process} ({ended[0].command})"
         return (
-            f"belongs to {named}, which has ended. If `dvc repro` waits and no other `dvc` command "
-            f"is running here, run `rm {RUNNING}`"
+            f"belongs to {program}, which has ended. If `dvc repro` waits and no other `dvc` "
+            f"command is running here, run `rm {RUNNING}`"
         )
     return "intact"

@@ -93,46 +93,46 @@ def work(about: Work) -> float:
     from sfumato.training.supervised import Schedule
 
     settings = about.params.evaluate
-    drawn = about.params.synthesize
-    sets = [drawn.count] * len(settings.seeds)
+    synthesize = about.params.synthesize
+    sets = [synthesize.count] * len(settings.seeds)
     if settings.bound:
         sets += [about.params.privacy.size] * len(settings.seeds)
-    if drawn.relabel:
-        sets.append(int(drawn.count * (1 - drawn.distorted - drawn.mixed)))
+    if synthesize.relabel:
+        sets.append(int(synthesize.count * (1 - synthesize.distorted - synthesize.mixed)))
     steps = sum(
         schedule_of("cnn", images, settings.epochs, settings.steps).steps for images in sets
     )
     networks = [
         partial(build_classifier, name, about.shape, about.classes) for name in settings.classifiers
     ]
-    every = sum(about.operations(network, about.shape) for network in networks)
-    return about.TRAINING * Schedule.batch * steps * every
+    operations = sum(about.operations(network, about.shape) for network in networks)
+    return about.TRAINING * Schedule.batch * steps * operations
 
 
 def problems(setup: Setup) -> Problems:
     from sfumato.evaluation.metrics.fidelity import METRICS
 
-    chosen = setup.params.evaluate
+    settings = setup.params.evaluate
     if setup.params.data.holdout_fraction == 0 and setup.card.split == "keyed":
         yield (
             "data.holdout_fraction=0 leaves no hold-out images for evaluate: raise it, or remove "
             "evaluate from run"
         )
-    for name in chosen.fidelity or ():
+    for name in settings.fidelity or ():
         if name not in METRICS:
             yield unknown_name("evaluate.fidelity", name, METRICS)
     needs = {
         f"{key} in evaluate.fidelity": METRICS[key].needs
-        for key in chosen.fidelity or ()
+        for key in settings.fidelity or ()
         if key in METRICS
     }
-    if chosen.weights:
+    if settings.weights:
         needs["evaluate.weights"] = "inception"
-    for what, extractor in needs.items():
-        if extractor not in ("", chosen.extractor):
+    for option, extractor in needs.items():
+        if extractor not in ("", settings.extractor):
             yield (
-                f"{what} requires evaluate.extractor={extractor}, but evaluate.extractor is "
-                f"{chosen.extractor}: set it to {extractor}, or remove {what}"
+                f"{option} requires evaluate.extractor={extractor}, but evaluate.extractor is "
+                f"{settings.extractor}: set it to {extractor}, or remove {option}"
             )
 
 

@@ -47,7 +47,9 @@ def finetune(run: QueryRun, settings: Finetune) -> None:
     model, latents = load_pretrained(run)
     ranking = read_ranking(run.inputs.get("saliency"))
     names = choose_trainable(model, settings, ranking, plan.seed)
-    before = {name: value.to("cpu", copy=True) for name, value in model.state_dict().items()}
+    initial_weights = {
+        name: value.to("cpu", copy=True) for name, value in model.state_dict().items()
+    }
     public_batch = plan.mechanism.sample_rate * run.counts.total
     state = State(model, settings, public_batch)
 
@@ -61,7 +63,7 @@ def finetune(run: QueryRun, settings: Finetune) -> None:
             state, open_charge, epsilon_after=epsilon_after, report=report, say=say
         )
     ema_model(model, state.ema.average)
-    check_trained(before, model, names)
+    check_trained(initial_weights, model, names)
     with run.releasing(charge) as directory:
         save_trained(model, settings.trainable, names, directory, start_file(run.path("pretrain")))
         save_log(log, directory / "log.csv")
@@ -79,7 +81,7 @@ def work(about: Work) -> float:
     return clipped_gradients(about, "finetune")
 
 
-def compare_noise(made: Plan) -> Iterator[str]:
+def compare_noise(plan: Plan) -> Iterator[str]:
     """Yield one line that compares a DP-SGD step's noise with the step's largest possible signal.
 
     All numbers in the line are public.
@@ -90,9 +92,9 @@ def compare_noise(made: Plan) -> Iterator[str]:
     from sfumato.release.synthesizer import outline
     from sfumato.settings.dpsgd import SALIENT
 
-    params = made.params
-    mechanism = made.mechanisms["finetune"]
-    file = made.files["finetune"]
+    params = plan.params
+    mechanism = plan.mechanisms["finetune"]
+    file = plan.files["finetune"]
     model = outline(params.model, tuple(file["shape"]), len(file["classes"]))
     parameters = trained_parameters(model, params.finetune, params.seed)
     weights = number_of_weights(parameters)

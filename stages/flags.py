@@ -35,7 +35,7 @@ def with_flags(
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        first, *others = inspect.signature(command, eval_str=True).parameters.values()
+        first, *other_parameters = inspect.signature(command, eval_str=True).parameters.values()
         kind = first.annotation
 
         @wraps(command)
@@ -44,7 +44,7 @@ def with_flags(
             command(options, **given)
 
         vars(called)["__signature__"] = inspect.Signature(
-            [*parameters_of(kind, descriptions), *others]
+            [*parameters_of(kind, descriptions), *other_parameters]
         )
         return called
 

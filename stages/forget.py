@@ -29,24 +29,24 @@ def forget(
 
     state = state_dir()
     remove_unpacked(state)
-    mine = dataset_of_project()
-    name = dataset or mine
-    known = library.datasets(state)
-    others = f"Known datasets: {', '.join(known) or 'none'}"
+    own_dataset = dataset_of_project()
+    name = dataset or own_dataset
+    known_datasets = library.datasets(state)
+    hint = f"Known datasets: {', '.join(known_datasets) or 'none'}"
     if name is None:
         raise ConfigError(
-            f"this folder contains no project: choose a dataset in {state} with --dataset. {others}"
+            f"this folder contains no project: choose a dataset in {state} with --dataset. {hint}"
         )
-    here = local_files() if name == mine else []
-    if name not in known and not here:
+    project_files = local_files() if name == own_dataset else []
+    if name not in known_datasets and not project_files:
         raise ConfigError(
             f"dataset {name!r} has no files here or in {state}: correct --dataset, or set "
-            f"SFUMATO_STATE to the state directory that contains them. {others}"
+            f"SFUMATO_STATE to the state directory that contains them. {hint}"
         )
-    kept = library.private_files(state, name) | {"in this project": here}
-    any_files = any(paths for kind, paths in kept.items() if kind != library.OF_ANY)
+    files_by_kind = library.private_files(state, name) | {"in this project": project_files}
+    any_files = any(paths for kind, paths in files_by_kind.items() if kind != library.OF_ANY)
     if any_files:
-        show_kinds(name, kept)
+        show_kinds(name, files_by_kind)
         tell(
             Path(library.__file__)
             .with_suffix(".md")
@@ -55,10 +55,10 @@ def forget(
         )
         if not yes:
             typer.confirm("Delete the files listed above?", abort=True, err=True)
-    if here:
+    if project_files:
         drop_stage("evaluate")  # DVC does not track its results
-    if name not in known:
-        library.delete(here)
+    if name not in known_datasets:
+        library.delete(project_files)
         return tell(
             f"deleted the files in this project. {state} has no files of dataset {name!r}. If its "
             "images are in another state directory, set SFUMATO_STATE to that directory, and run "
@@ -66,7 +66,7 @@ def forget(
         )
     problem = None
     if any_files or library.forgotten_on(state, name) is None:
-        problem = library.forget_dataset(state, name, here)
+        problem = library.forget_dataset(state, name, project_files)
     if problem is not None:
         tell(
             f"no files of dataset {name!r} are left. Its journal is invalid and was not changed: "
@@ -106,9 +106,9 @@ def local_files() -> list[Path]:
     """
     # Killed evaluations leave files that match the last pattern
     numbers = (str(EVALUATION), "metrics.json", ".metrics.json.*.tmp")
-    tried = [path for name in numbers for path in Path(".dvc/tmp/exps").rglob(name)]
-    found = [path for name in numbers for path in Path().glob(name)]
-    return [*found, *tried, *filter(Path.exists, [CARD_PATH.parent])]
+    experiment_files = [path for name in numbers for path in Path(".dvc/tmp/exps").rglob(name)]
+    results = [path for name in numbers for path in Path().glob(name)]
+    return [*results, *experiment_files, *filter(Path.exists, [CARD_PATH.parent])]
 
 
 def show_kinds(title: str, kinds: Mapping[str, Sequence[Path]]) -> None:
@@ -123,14 +123,14 @@ def show_kinds(title: str, kinds: Mapping[str, Sequence[Path]]) -> None:
     terminal = sys.stdout.isatty()
     unnamed = () if terminal else (LEFT_OUT, LEFT_OUT_FILES)
     tell(f"{title}:")
-    for what, paths in kinds.items():
-        every = [file for path in paths for file in (path, *path.rglob("*")) if file.is_file()]
+    for kind, paths in kinds.items():
+        files = [file for path in paths for file in (path, *path.rglob("*")) if file.is_file()]
         size = ""
         if terminal:
-            size = f"{sum(file.stat().st_size for file in every) / 1e6:12,.1f} MB"
-        place = Path(os.path.commonpath(paths or [Path("none")]))
-        named = [path for path in paths if path != place and path.name not in unnamed]
-        names = sorted(str(path.relative_to(place)) for path in named)
+            size = f"{sum(file.stat().st_size for file in files) / 1e6:12,.1f} MB"
+        folder = Path(os.path.commonpath(paths or [Path("none")]))
+        named_paths = [path for path in paths if path != folder and path.name not in unnamed]
+        names = sorted(str(path.relative_to(folder)) for path in named_paths)
         if len(names) > 4:
             names[4:] = [f"{len(names) - 4} more"]
-        tell(f"  {what:<32}{size}  {place}{': ' * bool(names)}{', '.join(names)}")
+        tell(f"  {kind:<32}{size}  {folder}{': ' * bool(names)}{', '.join(names)}")

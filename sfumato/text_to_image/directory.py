@@ -145,14 +145,14 @@ def supported_classes(path: Path) -> dict[str, str]:
 
     Raises DataError if a part is missing or not supported.
     """
-    named = {
+    entries = {
         part: value for part, value in read_config(path / INDEX).items() if part in MODEL_PARTS
     }
     classes = {
-        k: str(v[1]) for k, v in named.items() if isinstance(v, list) and len(v) == 2 and v[1]
+        k: str(v[1]) for k, v in entries.items() if isinstance(v, list) and len(v) == 2 and v[1]
     }
-    others = classes.keys() - {"unet", "transformer"}
-    if len(others) < len(MODEL_PARTS) - 2 or len(classes) - len(others) != 1:
+    other_parts = classes.keys() - {"unet", "transformer"}
+    if len(other_parts) < len(MODEL_PARTS) - 2 or len(classes) - len(other_parts) != 1:
         raise DataError(f"{path / INDEX} names {', '.join(classes) or 'no part'}: {LAYOUT}")
     for part, name in classes.items():
         # Loading a part of an unknown class might run a program
@@ -214,12 +214,12 @@ def names_code(config: Any) -> bool:
     if not isinstance(config, dict):
         return False
     attention = {config.get("attn_implementation"), config.get("_attn_implementation")}
-    here = bool({"auto_map", "quantization_config"} & config.keys()) or not attention <= {
+    has_code = bool({"auto_map", "quantization_config"} & config.keys()) or not attention <= {
         None,
         "eager",
         "sdpa",
     }
-    return here or any(map(names_code, config.values()))
+    return has_code or any(map(names_code, config.values()))
 
 
 def read_config(path: Path) -> dict[str, Any]:

@@ -75,16 +75,16 @@ class LatentDiffusion(Denoiser):
     ) -> None:
         super().__init__()
         self.is_transformer = model.denoiser == "transformer"
-        expected = (
+        embedding_size = (
             network.config.caption_channels
             if self.is_transformer
             else network.config.cross_attention_dim
         )
-        if isinstance(expected, int) and prompts.embeddings.shape[2] != expected:
+        if isinstance(embedding_size, int) and prompts.embeddings.shape[2] != embedding_size:
             raise DataError(
                 f"{model.path} contains parts of different models: its text encoder returns "
                 f"{prompts.embeddings.shape[2]} numbers per token, but its {model.denoiser} "
-                f"expects {expected}. Download the model again"
+                f"expects {embedding_size}. Download the model again"
             )
         make_differentiable(network)
         self.network = network
@@ -97,10 +97,10 @@ class LatentDiffusion(Denoiser):
         self.reference = reference
         self.prompts = nn.Buffer(prompts.embeddings, persistent=False)
         # A U-Net attends to every token, including padding, as it did in its training
-        seen = None
+        mask = None
         if prompts.mask is not None and self.is_transformer:
-            seen = prompts.mask.bool()
-        self.register_buffer("mask", seen, persistent=False)
+            mask = prompts.mask.bool()
+        self.register_buffer("mask", mask, persistent=False)
         self.alphas_cumprod = nn.Buffer(alphas_cumprod.float(), persistent=False)
 
     def forward(self, x: Tensor, timesteps: Tensor, labels: Tensor) -> Tensor:
@@ -108,7 +108,7 @@ class LatentDiffusion(Denoiser):
 
         x: (B, c, h, w); timesteps: (B,); labels: (B,), in 0..classes. Returns (B, c, h, w).
         """
-        more: dict[str, Any] = {}
+        arguments: dict[str, Any] = {}
         if self.is_transformer:
             sizes: dict[str, Tensor | None] = {"resolution": None, "aspect_ratio": None}
             if self.sized:
@@ -117,10 +117,10 @@ class LatentDiffusion(Denoiser):
             mask = None
             if self.mask is not None:
                 mask = self.mask[labels].to(x.dtype)
-            more = {"encoder_attention_mask": mask, "added_cond_kwargs": sizes}
+            arguments = {"encoder_attention_mask": mask, "added_cond_kwargs": sizes}
         context = self.prompts[labels]  # (B, tokens, D)
         output = self.network(
-            x, timestep=timesteps, encoder_hidden_states=context, return_dict=False, **more
+            x, timestep=timesteps, encoder_hidden_states=context, return_dict=False, **arguments
         )[0]
         return output[:, : self.channels]  # some models also predict a variance
 

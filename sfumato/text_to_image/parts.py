@@ -55,17 +55,19 @@ def load_part(model: ModelDirectory, part: str) -> Any:
     if part in WEIGHTS_OF:
         variant = weights_of(model.path, part)[1].removeprefix(".") or None
         options |= {"use_safetensors": True, "torch_dtype": torch.float32, "variant": variant}
-    failed = f"{model.path / part} cannot be loaded as {model.classes[part]}"
+    message = f"{model.path / part} cannot be loaded as {model.classes[part]}"
     # All exceptions are caught, because the type depends on what is wrong with the files.
     with explained(
-        DataError, lambda error: f"{failed} ({first_line(error)}): {AGAIN}", causes=(Exception,)
+        DataError, lambda error: f"{message} ({first_line(error)}): {AGAIN}", causes=(Exception,)
     ):
         loaded = kind.from_pretrained(str(model.path / part), **options)
     if isinstance(loaded, nn.Module):
-        if odd := [
+        if missing_weights := [
             name for name, value in loaded.named_parameters() if value.device.type == "meta"
         ]:
-            raise DataError(f"{model.path / part} lacks the weights of {odd[0]}: {AGAIN}")
+            raise DataError(
+                f"{model.path / part} lacks the weights of {missing_weights[0]}: {AGAIN}"
+            )
         loaded.eval().requires_grad_(False)
     return loaded
 
@@ -107,13 +109,13 @@ class PlainAttention:
             if bias is not None:
                 scores = scores + bias
             weights = scores.softmax(dim=-1)
-            mixed = weights.to(v.dtype) @ v
+            output = weights.to(v.dtype) @ v
         else:
             if bias is not None:
                 bias = bias.to(q.dtype)
-            mixed = F.scaled_dot_product_attention(q, k, v, bias, scale=attn.scale)
+            output = F.scaled_dot_product_attention(q, k, v, bias, scale=attn.scale)
         return (
-            attn.to_out[1](attn.to_out[0](mixed.transpose(1, 2).flatten(2)))
+            attn.to_out[1](attn.to_out[0](output.transpose(1, 2).flatten(2)))
             / attn.rescale_output_factor
         )
 
@@ -127,8 +129,8 @@ class PartNorm(nn.GroupNorm):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        grouped = x.reshape(x.shape[0], self.num_groups, -1)
-        normed = F.layer_norm(grouped, grouped.shape[-1:], eps=self.eps).reshape(x.shape)
+        groups = x.reshape(x.shape[0], self.num_groups, -1)
+        normed = F.layer_norm(groups, groups.shape[-1:], eps=self.eps).reshape(x.shape)
         shape = (-1, *[1] * (x.ndim - 2))
         return torch.addcmul(self.bias.view(shape), normed, self.weight.view(shape))
 
@@ -171,8 +173,8 @@ class CheapSiLU(nn.SiLU):
 def build_denoiser(model: ModelDirectory) -> nn.Module:
     """Build the U-Net or the transformer with untrained weights, on the current device."""
     kind = class_named(model.classes[model.denoiser])
-    what = f"{model.path / model.denoiser}: config.json does not describe a {kind.__name__}"
-    with explained(DataError, lambda error: f"{what} ({error}): {AGAIN}", causes=(Exception,)):
+    message = f"{model.path / model.denoiser}: config.json does not describe a {kind.__name__}"
+    with explained(DataError, lambda error: f"{message} ({error}): {AGAIN}", causes=(Exception,)):
         return kind.from_config(model.configs[model.denoiser])
 
 
@@ -195,11 +197,11 @@ def make_differentiable(network: Any) -> None:
     # Classes to replace, and replacements with the same weights but a different forward pass
     kinds: dict[type, type] = {nn.GroupNorm: PartNorm, nn.LayerNorm: LayerNorm, nn.SiLU: CheapSiLU}
     for path, module in network.named_modules():
-        odd = [name for name in unsupported if getattr(module, name, None)]
-        if odd and hasattr(module, "to_q") and hasattr(module, "processor"):
+        attributes = [name for name in unsupported if getattr(module, name, None)]
+        if attributes and hasattr(module, "to_q") and hasattr(module, "processor"):
             raise DataError(
-                f"the attention layer {path} has {odd[0]}, which is not supported: use Stable "
-                "Diffusion 1.x, 2.x or PixArt"
+                f"the attention layer {path} has {attributes[0]}, which is not supported: use "
+                "Stable Diffusion 1.x, 2.x or PixArt"
             )
         if getattr(module, "affine", True):
             module.__class__ = kinds.get(type(module), type(module))

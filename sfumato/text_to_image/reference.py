@@ -74,10 +74,12 @@ def class_prompts(model: Model, dataset_id: str, classes: Sequence[str]) -> list
         article = "an" if re.match("[aeiou]", words, re.IGNORECASE) else "a"
         fields = {"class": words, "article": article, "number": str(number)}
         prompts.append(model.prompts.get(name) or by_class.get(name) or template.format(**fields))
-    if len(classes) > 1 and (same := [prompt for prompt in prompts if prompts.count(prompt) > 1]):
+    if len(classes) > 1 and (
+        duplicates := [prompt for prompt in prompts if prompts.count(prompt) > 1]
+    ):
         raise ConfigError(
-            f"two classes share the prompt {same[0]!r}: put {{class}} into model.prompt, or give "
-            "them different entries in model.prompts"
+            f"two classes share the prompt {duplicates[0]!r}: put {{class}} into model.prompt, or "
+            "give them different entries in model.prompts"
         )
     return prompts
 
