@@ -38,14 +38,14 @@ def embedding(run: QueryRun, settings: Embedding) -> None:
     released = (
         f"joint embedding: {settings.size} Fourier features, learned on what was released, by class"
     )
-    about = {
+    description = {
         "seed": plan.seed,
         "size": settings.size,
         "length_scales": LENGTH_SCALES,
         "teacher": TEACHER,
     }
     cache = {"teacher": teacher.features.config(), "network": network.config()}
-    release_means(run, features, released, about, cache=cache, network=network)
+    release_means(run, features, released, description, cache=cache, network=network)
 
 
 def network_work(about: Work, block: int) -> int:
