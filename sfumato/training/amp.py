@@ -42,7 +42,7 @@ def amp_gradient(
     perturbation = [torch.zeros_like(weight) for weight in weights]
     try:
         for _ in range(amp.steps):
-            perturbation = ascend(perturbation, slope(parameters, losses)[1], amp)
+            perturbation = ascend(perturbation, loss_and_gradient(parameters, losses)[1], amp)
             put(
                 parameters,
                 [weight + delta for weight, delta in zip(weights, perturbation, strict=True)],
@@ -53,7 +53,7 @@ def amp_gradient(
         put(parameters, weights)
 
 
-def slope(
+def loss_and_gradient(
     parameters: Sequence[Tensor], losses: Callable[[], Iterable[Tensor]]
 ) -> tuple[Tensor, list[Tensor]]:
     """Compute the loss and its gradient with respect to each parameter, summed over all processes.
@@ -63,13 +63,13 @@ def slope(
     total: list[Any] = [0.0] * (1 + len(parameters))
     for loss in losses():
         parts = loss.detach(), *torch.autograd.grad(loss, parameters, materialize_grads=True)
-        total = [sum(both) for both in zip(total, parts, strict=True)]
+        total = [sum(pair) for pair in zip(total, parts, strict=True)]
     value, *gradient = distributed.all_reduce(total)
     return value, gradient
 
 
 def descend(parameters: Sequence[Tensor], losses: Callable[[], Iterable[Tensor]]) -> Tensor:
-    value, gradient = slope(parameters, losses)
+    value, gradient = loss_and_gradient(parameters, losses)
     for parameter, part in zip(parameters, gradient, strict=True):
         parameter.grad = part
     return value

@@ -82,17 +82,18 @@ def warm_up(
     ema = EMA(parameters)
     model.train()
     total_steps = sum(phase.steps for phase in phases)
-    most = plain_microbatch(model, parameters)
+    microbatch = plain_microbatch(model, parameters)
     fast = distributed.broadcast_object(prefers_bfloat16(model))
     for phase in phases:
         optimiser = torch.optim.Adam(parameters.values(), lr=phase.learning_rate, fused=True)
         batches = drawn_batches(model, phase, sources, generator, label_dropout)
         if device.type == "cuda":
-            batches = ahead(batches)
+            batches = prefetch(batches)
         for step, batch in enumerate(batches, start=1):
-            # Split into microbatches of at most `most` images
+            # Split into microbatches of at most `microbatch` images
             parts = (
-                to_device(distributed.local_shard(tensor), device).split(most) for tensor in batch
+                to_device(distributed.local_shard(tensor), device).split(microbatch)
+                for tensor in batch
             )
             mean = functools.partial(mean_loss, model, autocast=fast, size=phase.batch)
             losses = functools.partial(map, mean, [*zip(*parts, strict=True)])
@@ -121,12 +122,12 @@ def drawn_batches(
         yield images, labels, sigma, torch.randn(images.shape, generator=generator)
 
 
-def ahead(batches: Iterator[tuple[Tensor, ...]]) -> Iterator[tuple[Tensor, ...]]:
+def prefetch(batches: Iterator[tuple[Tensor, ...]]) -> Iterator[tuple[Tensor, ...]]:
     """Prepare each batch in a thread while the previous one is used, so that a GPU waits less."""
     with ThreadPoolExecutor(1) as thread:
-        coming = thread.submit(next, batches, None)
-        while (batch := coming.result()) is not None:
-            coming = thread.submit(next, batches, None)
+        future = thread.submit(next, batches, None)
+        while (batch := future.result()) is not None:
+            future = thread.submit(next, batches, None)
             yield batch
 
 
@@ -178,7 +179,9 @@ def rand_augment(images: Tensor, operations: int, generator: torch.Generator) ->
     # Images are grouped at random, because neighbours in a batch come from the same source
     order = torch.randperm(len(images), generator=generator)
     pixels = (images * 255).round().clamp(0, 255).to(torch.uint8)
-    drawn = torch.Generator().manual_seed(int(torch.randint(2**62, (1,), generator=generator)))
+    operation_generator = torch.Generator().manual_seed(
+        int(torch.randint(2**62, (1,), generator=generator))
+    )
     augment = RandAugment()
     bag = [*augment._augmentation_space(augment.num_magnitude_bins, images.shape[-2:]).items()]
 
@@ -187,9 +190,11 @@ def rand_augment(images: Tensor, operations: int, generator: torch.Generator) ->
     # function may run in a second thread.
     rounds: list[dict[tuple[str, float], list[Tensor]]] = [{} for _ in range(operations)]
     for group, groups_of in itertools.product(order.split(IMAGES_PER_DRAW), rounds):
-        name, (magnitudes, signed) = bag[int(torch.randint(len(bag), (1,), generator=drawn))]
+        name, (magnitudes, signed) = bag[
+            int(torch.randint(len(bag), (1,), generator=operation_generator))
+        ]
         magnitude = float(magnitudes.expand(augment.num_magnitude_bins)[augment.magnitude])
-        if signed and torch.randint(2, (1,), generator=drawn):
+        if signed and torch.randint(2, (1,), generator=operation_generator):
             magnitude = -magnitude
         groups_of.setdefault((name, magnitude), []).append(group)
     for groups_of in rounds:

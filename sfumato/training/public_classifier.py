@@ -36,15 +36,15 @@ def train_public_classifier(
     Returns the network after its last step, in evaluation mode, and its accuracy on the validation
     part, in [0, 1]. Raises DataError if the set is too small to split.
     """
-    order = np.random.default_rng(seed)
-    chosen = order.permutation(len(images))
-    held = max(1, round(settings.validation * len(images)))
-    training = chosen[held:]
+    generator = np.random.default_rng(seed)
+    permutation = generator.permutation(len(images))
+    validation_size = max(1, round(settings.validation * len(images)))
+    training = permutation[validation_size:]
     if len(training) < 2:
         raise DataError(
             f"the public set is too small to train the classifier: its number of images is "
-            f"{len(images)}, but at least 2 are needed for training and {held} for validation. Add "
-            "public images"
+            f"{len(images)}, but at least 2 are needed for training and {validation_size} for "
+            "validation. Add public images"
         )
     schedule = Schedule(
         steps=settings.steps,
@@ -61,9 +61,9 @@ def train_public_classifier(
         if isinstance(model, WhitenedCNN):
             number = max(1, min(5000, WHITENED_PIXELS // math.prod(images.shape[1:])))
             model.whiten(images.batch(np.sort(training[:number]))[0])
-        batches = (images.batch(rows) for rows in shuffled(training, settings.batch, order))
+        batches = (images.batch(rows) for rows in shuffled(training, settings.batch, generator))
         train_supervised(model.to(compute.device()), batches, schedule, progress)
-    return model, accuracy(model, images.take(np.sort(chosen[:held])))
+    return model, accuracy(model, images.take(np.sort(permutation[:validation_size])))
 
 
 def shuffled(indices: np.ndarray, batch: int, order: np.random.Generator) -> Iterator[np.ndarray]:

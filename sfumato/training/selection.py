@@ -51,15 +51,15 @@ def select_classes(histogram: np.ndarray, keep: int) -> list[Kept]:
     rows, public_classes = histogram.shape
     share, extra = divmod(keep, rows)
     assigned = np.zeros(public_classes, dtype=bool)
-    held = np.zeros(rows, dtype=np.int64)
+    counts = np.zeros(rows, dtype=np.int64)
     kept: list[Kept] = []
     for pair in np.argsort(-histogram, axis=None, kind="stable"):
         row, public = divmod(int(pair), public_classes)
-        if assigned[public] or held[row] > share or (held[row] == share and not extra):
+        if assigned[public] or counts[row] > share or (counts[row] == share and not extra):
             continue
-        extra -= int(held[row] == share)
+        extra -= int(counts[row] == share)
         assigned[public] = True
-        held[row] += 1
+        counts[row] += 1
         kept.append(Kept(public, row, float(histogram[row, public])))
         if len(kept) == keep:
             break
@@ -91,14 +91,14 @@ def read_votes(histogram: Path, public: Sequence[str], classes: int) -> tuple[np
     with explained(
         DataError, lambda error: f"{file} cannot be read ({error!r}): run `stage histogram` again"
     ):
-        about = read_json(file)
-        per_class = bool(about["per_class"])
-        counted = tuple(about["public_classes"])
+        content = read_json(file)
+        per_class = bool(content["per_class"])
+        public_classes = tuple(content["public_classes"])
     if votes.dtype.kind != "f" or not np.isfinite(votes).all():
         raise DataError(
             f"{histogram} contains votes that are not finite numbers: run `stage histogram` again"
         )
-    if counted != tuple(public):
+    if public_classes != tuple(public):
         raise DataError(
             f"{histogram} contains votes for classes that differ from those in the public set: run "
             "`stage classifier` and `stage histogram` again"
@@ -125,9 +125,9 @@ def save_selection(
     sensitive: names of the sensitive classes, if the images are relabelled to these; otherwise
     None.
     """
-    chosen = [images.classes[choice.public] for choice in kept]
+    names = [images.classes[choice.public] for choice in kept]
     rows = []
-    for rank, (choice, name) in enumerate(zip(kept, chosen, strict=True), start=1):
+    for rank, (choice, name) in enumerate(zip(kept, names, strict=True), start=1):
         votes = None
         if not math.isnan(choice.votes):
             votes = choice.votes
@@ -142,8 +142,8 @@ def save_selection(
         indices,
         labels,
         "sensitive" if sensitive else "public",
-        sensitive or chosen,
-        chosen,
+        sensitive or names,
+        names,
     )
     save_png(directory / "selection.png", example_grid(images, kept))
 
@@ -178,12 +178,12 @@ def relabel(
     was assigned (PrivImage). Otherwise, the new label is the position of its public class in
     `kept`, from 0.
     """
-    new = np.full(public_classes, -1, dtype=np.int64)
+    label_of = np.full(public_classes, -1, dtype=np.int64)
     for rank, choice in enumerate(kept):
-        new[choice.public] = choice.row if per_class else rank
-    every = new[labels]
-    indices = np.flatnonzero(every >= 0)
-    return indices.astype(np.int64), every[indices]
+        label_of[choice.public] = choice.row if per_class else rank
+    new_labels = label_of[labels]
+    indices = np.flatnonzero(new_labels >= 0)
+    return indices.astype(np.int64), new_labels[indices]
 
 
 def surest(probabilities: np.ndarray, per_class: int) -> tuple[np.ndarray, np.ndarray]:
@@ -194,15 +194,15 @@ def surest(probabilities: np.ndarray, per_class: int) -> tuple[np.ndarray, np.nd
     of the M classes for N public images. Returns (int64 indices, int64 labels), sorted by class and
     then by descending probability.
     """
-    chosen = select_classes(probabilities.T, per_class * probabilities.shape[1])
-    indices, labels, _ = zip(*sorted(chosen, key=lambda choice: choice.row), strict=True)
+    choices = select_classes(probabilities.T, per_class * probabilities.shape[1])
+    indices, labels, _ = zip(*sorted(choices, key=lambda choice: choice.row), strict=True)
     return np.array(indices, dtype=np.int64), np.array(labels, dtype=np.int64)
 
 
 def save_surest(
     directory: Path,
     images: ImageSet,
-    sure: np.ndarray,
+    probabilities: np.ndarray,
     indices: np.ndarray,
     labels: np.ndarray,
     names: Sequence[str],
@@ -212,8 +212,8 @@ def save_surest(
     For each class, the table contains the number of chosen images, the teacher's lowest confidence
     in one of them, and the public classes from which most of them come.
 
-    sure: (N, M), the teacher's probabilities; indices, labels: result of `surest`; names: names of
-    the M classes.
+    probabilities: (N, M), the teacher's probabilities; indices, labels: result of `surest`; names:
+    names of the M classes.
     """
     save_choice(directory, indices, labels, "sensitive", names, names)
     rows = []
@@ -223,19 +223,19 @@ def save_surest(
         common = [
             images.classes[i] for i in np.argsort(-counts, kind="stable")[:EXAMPLES] if counts[i]
         ]
-        least = sure[chosen, label].min()
+        lowest = probabilities[chosen, label].min()
         rows.append(
             {
                 "class": name,
                 "images": len(chosen),
-                "least_sure": least,
+                "least_sure": lowest,
                 "most_frequent": " ".join(common),
             }
         )
     columns = {"class": "", "images": "", "least_sure": ".3f", "most_frequent": ""}
     write_csv(directory / "selection.csv", rows, columns)
-    shown = np.concatenate([indices[labels == label][:12] for label in range(len(names))])
-    grid = to_grid(images.batch(shown)[0], min(12, len(indices) // len(names)))
+    examples = np.concatenate([indices[labels == label][:12] for label in range(len(names))])
+    grid = to_grid(images.batch(examples)[0], min(12, len(indices) // len(names)))
     save_png(directory / "selection.png", grid)
 
 
@@ -245,10 +245,10 @@ def example_grid(images: ImageSet, kept: Sequence[Kept]) -> np.ndarray:
     Missing images are white.
     """
     cells = np.ones((len(kept[:60]) * EXAMPLES, *images.shape), dtype=np.float32)
-    for place, choice in enumerate(kept[:60]):
+    for row, choice in enumerate(kept[:60]):
         members = np.flatnonzero(images.labels == choice.public)
-        some = members[
+        examples = members[
             np.linspace(0, len(members) - 1, min(EXAMPLES, len(members))).astype(np.int64)
         ]
-        cells[place * EXAMPLES : place * EXAMPLES + len(some)] = images.batch(some)[0].numpy()
+        cells[row * EXAMPLES : row * EXAMPLES + len(examples)] = images.batch(examples)[0].numpy()
     return to_grid(cells, EXAMPLES)

@@ -91,14 +91,14 @@ def public_training_set(
     """
     file = selection / "selection.json"
     with explained(DataError, lambda error: f"{file} cannot be read ({error!r}): {SELECT_AGAIN}"):
-        about = read_json(file)
-        relabelled = {"sensitive": True, "public": False}[about["labels"]]
-        kept = len(about["classes"])
-    classes = classes or kept
+        content = read_json(file)
+        relabelled = {"sensitive": True, "public": False}[content["labels"]]
+        selected_classes = len(content["classes"])
+    classes = classes or selected_classes
     arrays = []
     for name, end in (
         ("indices.npy", len(public)),
-        ("labels.npy", classes if relabelled else kept),
+        ("labels.npy", classes if relabelled else selected_classes),
     ):
         array = np.array(load_array(selection / name))
         if array.dtype != np.int64 or array.ndim != 1:
@@ -125,4 +125,4 @@ def public_training_set(
     images = MappedImages(public.images, rows)
     if relabelled:
         return images, torch.from_numpy(labels), 0
-    return images, torch.from_numpy(labels) + classes + 1, kept
+    return images, torch.from_numpy(labels) + classes + 1, selected_classes

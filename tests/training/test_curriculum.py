@@ -14,9 +14,9 @@ from sfumato.settings.training import Amp, Architecture, Phase
 from sfumato.training.curriculum import (
     IMAGES_PER_DRAW,
     MappedImages,
-    ahead,
     mean_loss,
     mixed_batch,
+    prefetch,
     rand_augment,
     warm_up,
 )
@@ -111,7 +111,7 @@ def test_batches_made_ahead_are_the_same():
             yield (torch.tensor(number),)
 
     seen = []
-    for (number,) in ahead(batches()):
+    for (number,) in prefetch(batches()):
         seen.append(int(number))
         assert made[min(len(seen), 3)].wait(60)
     assert seen == [0, 1, 2, 3]
