@@ -71,9 +71,9 @@ def hand_over(server: socket.socket, words: list[str]) -> bool:
 
 def become_ordinary(address: str, words: list[str]) -> None:
     """Replace this process with the next program `stage` in PATH."""
-    own = os.path.join(os.path.dirname(address), "bin")
-    places = os.environ.get("PATH", os.defpath).split(os.pathsep)
-    os.environ["PATH"] = os.pathsep.join(place for place in places if place != own)
+    own_folder = os.path.join(os.path.dirname(address), "bin")
+    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    os.environ["PATH"] = os.pathsep.join(folder for folder in folders if folder != own_folder)
     os.execvp("stage", ["stage", *words])
 
 

@@ -136,8 +136,8 @@ class ForkServer:
                 elif request := self.receive():
                     return request
             if time.monotonic() > deadline:
-                for one in self.running:
-                    one.send(signal.SIGKILL)
+                for child in self.running:
+                    child.send(signal.SIGKILL)
         return None
 
     def receive(self) -> ForkRequest | None:
@@ -169,32 +169,32 @@ class ForkServer:
             os.close(descriptor)
         return None
 
-    def attend(self, one: Running, descriptor: int) -> None:
+    def attend(self, child: Running, descriptor: int) -> None:
         """Handle the end of a child, a signal that a client passes on, or the death of a client."""
-        if one not in self.running:
+        if child not in self.running:
             return  # the child's end was in the same batch of events, and has been handled
-        if descriptor == one.ended:
-            self.running.remove(one)
-            self.selector.unregister(one.ended)
+        if descriptor == child.ended:
+            self.running.remove(child)
+            self.selector.unregister(child.ended)
             with suppress(KeyError):
-                self.selector.unregister(one.client)
-            one.finish()
+                self.selector.unregister(child.client)
+            child.finish()
             return
         passed = b""
         with suppress(ConnectionError):
-            passed = one.client.recv(1)
+            passed = child.client.recv(1)
         if passed:
-            one.send(passed[0])
+            child.send(passed[0])
         else:
-            self.selector.unregister(one.client)
-            one.send(signal.SIGKILL)
+            self.selector.unregister(child.client)
+            child.send(signal.SIGKILL)
 
     def close(self) -> None:
         """Close, in a child, the files that only the server uses."""
         self.listening.close()
-        for one in self.running:
-            one.client.close()
-            os.close(one.ended)
+        for child in self.running:
+            child.client.close()
+            os.close(child.ended)
         self.selector.close()
 
 
@@ -283,8 +283,8 @@ def write_program(folder: Path) -> None:
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    found = folder.stat()
-    if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) != 0o700:
+    status = folder.stat()
+    if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) != 0o700:
         sys.exit(
             f"error: {folder} must belong to you and have mode 700. Otherwise, other accounts "
             "could run commands as you"

@@ -57,14 +57,14 @@ def work(about: Work) -> float:
 def problems(setup: Setup) -> Problems:
     from sfumato.features import FEATURES, name_problems
 
-    chosen = setup.params.frequency
+    settings = setup.params.frequency
     yield from name_problems(
-        "frequency.features", [feature.map for feature in chosen.features], FEATURES
+        "frequency.features", [feature.map for feature in settings.features], FEATURES
     )
-    number = sum(len(feature.length_scales) for feature in chosen.features)
-    if chosen.size < 2 * number:
+    number = sum(len(feature.length_scales) for feature in settings.features)
+    if settings.size < 2 * number:
         yield (
-            f"frequency.size={chosen.size} is too small for {number} length-scales: expected at "
+            f"frequency.size={settings.size} is too small for {number} length-scales: expected at "
             f"least {2 * number}"
         )
 

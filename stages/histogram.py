@@ -23,14 +23,14 @@ def histogram(run: QueryRun, settings: Histogram) -> None:
     from sfumato.storage.documents import read_json
     from sfumato.storage.files import write_json
 
-    trained = run.path("classifier")
+    classifier = run.path("classifier")
     shape = run.plan.shape
     votes = settings.votes
-    model = load_classifier(trained).to(device())
-    names = read_json(trained / "card.json")["classes"]
+    model = load_classifier(classifier).to(device())
+    names = read_json(classifier / "card.json")["classes"]
     if model.shape != shape:
         raise DataError(
-            f"{trained} was trained on images of shape {model.shape}, not {shape}: run `stage "
+            f"{classifier} was trained on images of shape {model.shape}, not {shape}: run `stage "
             "classifier` again"
         )
     if votes > model.classes:

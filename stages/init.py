@@ -51,35 +51,34 @@ def init(
         for name in ("epsilon", "dataset_id", "minutes", "size_hint")
         if getattr(options, name) is None
     ]
-    lacking = ", ".join([*map(flag, decided), "--groups or --one-image-each"])
+    missing_options = ", ".join([*map(flag, decided), "--groups or --one-image-each"])
     asking = None
     if not yes:
-        asking = partial(ask, lacking)
+        asking = partial(ask, missing_options)
     owner = Owner(asking, say if sys.stderr.isatty() else discard, flag)
-    made = propose_project(options, owner, state_dir())
+    proposal = propose_project(options, owner, state_dir())
     from sfumato.planning.make import risk_line  # imported late because it is slow
 
-    say(*summary(made))
-    show_budget(made.plan)
-    tell(risk_line(made.plan))
-    say(*warnings(made, state_dir()))
-    show_minutes(made.chosen.params, made.seconds)
-    show_sizes(made)
+    say(*summary(proposal))
+    show_budget(proposal.plan)
+    tell(risk_line(proposal.plan))
+    say(*warnings(proposal, state_dir()))
+    show_minutes(proposal.chosen.params, proposal.seconds)
+    show_sizes(proposal)
     if not owner.answer("Write the project?", True, None):
         raise typer.Exit(1)
-    made.write(say, force=options.force, more=officers_words(owner))
+    proposal.write(say, force=options.force, more=officers_words(owner))
     following = "stage run"
-    if made.out != Path.cwd():
-        following = f"cd {quoted(made.out)} && stage run"
-    say(f"\nproject written to {made.out}. Next: {following}")
+    if proposal.out != Path.cwd():
+        following = f"cd {quoted(proposal.out)} && stage run"
+    say(f"\nproject written to {proposal.out}. Next: {following}")
     say("If the release requires permission, `stage brief` writes the request for it.")
 
 
-def ask(lacking: str, question: str, default: Any, kind: type | None) -> Any:
+def ask(missing_options: str, question: str, default: Any, kind: type | None) -> Any:
     """Ask a question at the prompt, and return the answer.
 
-    lacking: the missing options. The error message lists them. Raises ConfigError if there is no
-    terminal.
+    missing_options: listed in the error message. Raises ConfigError if there is no terminal.
     """
     question = wrapped(question, sys.stderr)
     try:
@@ -90,8 +89,8 @@ def ask(lacking: str, question: str, default: Any, kind: type | None) -> Any:
     except typer.Abort as abort:
         if isinstance(abort.__context__, EOFError):
             text = (
-                f"there is no terminal for questions: give {lacking}, or accept the defaults with "
-                "--yes"
+                f"there is no terminal for questions: give {missing_options}, or accept the "
+                "defaults with --yes"
             )
             raise errors.public(ConfigError(text)) from abort
         raise
@@ -120,7 +119,7 @@ def officers_words(owner: Owner) -> dict[str, object]:
     return {"release": {key: text.strip() for key, text in texts.items() if text.strip()}}
 
 
-def show_sizes(made: Proposed) -> None:
+def show_sizes(proposal: Proposed) -> None:
     """Show one row per size, with its minutes and expected usefulness.
 
     After the rows, state how many images or persons, or what ε, would make the release more useful.
@@ -137,12 +136,12 @@ def show_sizes(made: Proposed) -> None:
     show_numbers(
         "proposed sizes (choose one with --size)",
         columns,
-        size_rows(made),
+        size_rows(proposal),
         words=columns[3:],
         note=WHY_THIS_SIZE,
     )
-    if kind := made.chosen.kind:
-        privacy = made.chosen.params.privacy
+    if kind := proposal.chosen.kind:
+        privacy = proposal.chosen.params.privacy
         units = "persons" if privacy.unit == GROUP else "images"
-        factor = made.chosen.size_factor
+        factor = proposal.chosen.size_factor
         say(f"forecast {advice(kind, privacy.size, privacy.epsilon, units, factor)}")

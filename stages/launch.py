@@ -50,18 +50,18 @@ def again(stdout: IO[str] | None = None, stderr: IO[str] | None = None) -> int:
         with explained(ConfigError, lambda error: f"{launcher} cannot be started: {error}"):
             words = [*shlex.split(os.environ[LAUNCH]), "-m", "stages.cli", *sys.argv[1:]]
             # PYTHONSAFEPATH: no module in the current folder can replace a package.
-            given = {**os.environ, EXIT_CODE: str(code_file), "PYTHONSAFEPATH": "1"}
-            done = subprocess.Popen(
-                words, env=given, stdout=stdout, stderr=stderr, preexec_fn=die_with_parent
+            environment = {**os.environ, EXIT_CODE: str(code_file), "PYTHONSAFEPATH": "1"}
+            process = subprocess.Popen(
+                words, env=environment, stdout=stdout, stderr=stderr, preexec_fn=die_with_parent
             )
         try:
-            done.wait()
+            process.wait()
         finally:  # after Ctrl-C or SIGTERM, the launcher still runs: it must end its processes
-            done.terminate()
-            done.wait()
+            process.terminate()
+            process.wait()
         if not code_file.is_file():
             raise SfumatoError(
-                f"{launcher} ended with exit code {done.returncode} before the first process "
+                f"{launcher} ended with exit code {process.returncode} before the first process "
                 "finished: correct the error that it printed, and run the command again"
             )
         return int(code_file.read_text(encoding="utf-8"))

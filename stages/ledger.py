@@ -95,10 +95,10 @@ def check(
         f"{charges(len(content['records']))}, {content['adjacency']}{protected}"
     )
     by = ", ".join(f"{name} {opinion}" for name, opinion in checked.opinions.items())
-    compared = ""
+    note = ""
     if opinions == "own":
-        compared = " (not compared with Opacus; to compare, use --opinions all)"
-    tell(f"ε by accountant: {by}{compared}")
+        note = " (not compared with Opacus; to compare, use --opinions all)"
+    tell(f"ε by accountant: {by}{note}")
     for name, spent in checked.epsilon_by_set.items():
         tell(
             f"ε = {spent:.4f} for each person in {name!r} (the owners declare that no person is in "
@@ -126,11 +126,11 @@ def show(ledger: LedgerPath = LEDGER) -> None:
     if problems := malformed(content) or mistakes_in_records(content):
         raise LedgerError(ledger, problems)
     records = by_id(content)
-    spent = (
+    bound = (
         f"ε = {content['epsilon'][content['accountant']]:.4f} at δ = {delta_text(content['delta'])}"
     )
     heads = ("stage", "charge", "released", "mechanism", "ε alone", "share")
-    table = Table(*heads, title=f"{content['recipe']}: {spent}", title_justify="left")
+    table = Table(*heads, title=f"{content['recipe']}: {bound}", title_justify="left")
     for name, row in content["stages"].items():
         for i, key in enumerate(row["records"]):
             record = records[key]
@@ -155,11 +155,11 @@ def adopt() -> None:
     """Rebuild a lost or invalid journal from its remains, from ledgers and from artifacts."""
     from sfumato.privacy.project_ledger import adopt_charges
 
-    odometer, new, lost = adopt_charges(Path(), state_dir(), say)
-    if lost:
+    odometer, new, unreadable = adopt_charges(Path(), state_dir(), say)
+    if unreadable:
         say(
-            f"number of entries in the old journal that could not be read: {lost}. They are not "
-            "counted. The old journal is kept beside the new one"
+            f"number of entries in the old journal that could not be read: {unreadable}. They are "
+            "not counted. The old journal is kept beside the new one"
         )
     tell(f"{odometer.path}: {charges(new)} adopted, {len(odometer.opened())} counted in total")
     tell("More charges may be lost, so ledgers and reports mark the odometer as incomplete")
@@ -215,9 +215,9 @@ def history(
     for row in history_rows(odometer, entries, acted):
         table.add_row(*row)
     table_console().print(table)
-    opened = odometer.events()
+    events = odometer.events()
     total = (
-        f"{charges(len(opened))}, together ε = {epsilon(opened, delta, accountant):.4f} at δ = "
+        f"{charges(len(events))}, together ε = {epsilon(events, delta, accountant):.4f} at δ = "
         f"{delta_text(delta)}"
     )
     if unknown or not odometer.complete():
@@ -235,28 +235,30 @@ def history_rows(
     from sfumato.privacy.events import Mechanism
     from sfumato.privacy.odometer import ABANDON, ADOPT, CLOSE, LOCAL_USE, OPEN
 
-    ends = {CLOSE: "released", ABANDON: "abandoned"}
+    end_states = {CLOSE: "released", ABANDON: "abandoned"}
     runs = {run.id: run for run in odometer.charges()}
     for entry in entries:
-        when = utc(entry["time"])
+        time = utc(entry["time"])
         if not sys.stdout.isatty():
             # Show only the date: exact times reveal how long a query took, and therefore how many
             # images it read
-            when = when[:10]
-        who = acted.get(entry.get("head", ""), "")
-        charged: list[tuple[dict, str]] = []
+            time = time[:10]
+        actor = acted.get(entry.get("head", ""), "")
+        records: list[tuple[dict, str]] = []
         if entry["kind"] == OPEN:
             # A resumed run is shown with its newest record, as in ledgers
             run = runs[entry["record"]["id"]]
-            charged = [(run.record, ends.get(run.end or "", f"open, journalled uses: {run.uses}"))]
+            records = [
+                (run.record, end_states.get(run.end or "", f"open, journalled uses: {run.uses}"))
+            ]
         # Shown on a terminal only, because it reveals when the images changed
         elif entry["kind"] == LOCAL_USE and sys.stdout.isatty():
-            yield when, "local", "", entry["purpose"], f"outside the guarantee{who}"
+            yield time, "local", "", entry["purpose"], f"outside the guarantee{actor}"
         elif entry["kind"] == ADOPT:
-            charged = [(record, "adopted") for record in entry["records"]]
-        for record, state in charged:
+            records = [(record, "adopted") for record in entry["records"]]
+        for record, state in records:
             mechanism = Mechanism.from_json(record["event"])
-            yield when, record["stage"], record["id"][:8], str(mechanism), state + who
+            yield time, record["stage"], record["id"][:8], str(mechanism), state + actor
 
 
 def utc(seconds: int) -> str:

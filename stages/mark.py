@@ -50,12 +50,12 @@ def check_marks(
     if key is None:
         tell("pattern: the pictures of this release have none")
     else:
-        compared, score = released_score(files, shape, key)
+        count, score = released_score(files, shape, key)
         words = "not found, or too few pictures"
         if score >= FOUND:
             words = "found"
         tell(
-            f"pattern: {words}. {compared} of {len(files)} pictures could be compared; together, "
+            f"pattern: {words}. {count} of {len(files)} pictures could be compared; together, "
             f"they have a score of {score:.1f}. The pattern counts as found at {FOUND} or more"
         )
         found = found or score >= FOUND

@@ -20,12 +20,12 @@ def moments(run: QueryRun, settings: Moments) -> None:
     from stages.feature_means import release_means
 
     network = load_classifier(run.path("classifier"))
-    about = {"feature": CLASSIFIER, "squares": SQUARES}
+    description = {"feature": CLASSIFIER, "squares": SQUARES}
     features = moment_features(network)
     released = (
         f"means of {features.size} features of a public network, their squares among them, by class"
     )
-    release_means(run, features, released, about, cache=about, network=network)
+    release_means(run, features, released, description, cache=description, network=network)
 
 
 STAGE = Stage(

@@ -38,54 +38,57 @@ def plan(
     from sfumato.settings.recipes import read_layer
 
     see = say if sys.stderr.isatty() else None
-    made = resolve_project(Path(), state_dir(), params, dry_run=dry_run, say=say, see=see)
-    show_budget(made)
-    if dry_run and not made.inherited:
-        tell(risk_line(made))
-    say(*share_lines(made, read_layer(params), params), *made.remarks())
-    spending, coming = made.spending()
+    project_plan = resolve_project(Path(), state_dir(), params, dry_run=dry_run, say=say, see=see)
+    show_budget(project_plan)
+    if dry_run and not project_plan.inherited:
+        tell(risk_line(project_plan))
+    say(*share_lines(project_plan, read_layer(params), params), *project_plan.remarks())
+    spending, pending_stages = project_plan.spending()
     if dry_run:
-        show_run(made, spending, coming)
-    made.check_lifetime(spending)
+        show_run(project_plan, spending, pending_stages)
+    project_plan.check_lifetime(spending)
     if dry_run:
-        tell(*next_lines(made, spending))
+        tell(*next_lines(project_plan, spending))
         if not Path("dvc.yaml").exists():
             tell("`stage run` needs dvc.yaml: copy it from a project that `stage init` made")
     else:
-        made.write()
+        project_plan.write()
 
 
-def show_run(made: ProjectPlan, spending: Sequence[Decision], coming: set[str]) -> None:
+def show_run(
+    project_plan: ProjectPlan, spending: Sequence[Decision], pending_stages: set[str]
+) -> None:
     """Show what the next run would spend, and the memory and minutes it needs."""
     from sfumato.planning.make import settings_for_ever_lines, spending_lines
 
-    tell(*spending_lines(made, spending))
-    say(*settings_for_ever_lines(made.params))
-    for name in made.mechanisms:
+    tell(*spending_lines(project_plan, spending))
+    say(*settings_for_ever_lines(project_plan.params))
+    for name in project_plan.mechanisms:
         if STAGES[name].network:
-            file = made.files[name]
-            about = (
+            file = project_plan.files[name]
+            sizes = (
                 tuple(file["shape"]),
                 len(file["classes"]),
-                getattr(made.params, name),
+                getattr(project_plan.params, name),
                 file["size_hint"],
             )
-            tell(f"{name}: memory {memory_line(made.params.model, *about)}")
-    for name in made.mechanisms:
-        tell(*STAGES[name].remarks(made))
-    runs = {"plan", *coming, *made.unprepared}
-    if coming:
+            tell(f"{name}: memory {memory_line(project_plan.params.model, *sizes)}")
+    for name in project_plan.mechanisms:
+        tell(*STAGES[name].remarks(project_plan))
+    runs = {"plan", *pending_stages, *project_plan.unprepared}
+    if pending_stages:
         runs |= {"ledger", "report"}
     show_minutes(
-        made.params, {name: value for name, value in made.seconds().items() if name in runs}
+        project_plan.params,
+        {name: value for name, value in project_plan.seconds().items() if name in runs},
     )
 
 
-def show_budget(made: Plan) -> None:
+def show_budget(project_plan: Plan) -> None:
     """Show each query with its mechanism, epsilon and share of the budget, then the total and the
     target.
     """
-    budget = made.budget
+    budget = project_plan.budget
     title = f"{budget['recipe']}: privacy budget at δ = {delta_text(budget['delta'])}"
     headings = ("stage", "σ", "sample rate", "releases", "ε alone", "share of budget")
     rows = []
@@ -102,13 +105,13 @@ def show_minutes(params: Params, seconds: Mapping[str, float | None]) -> None:
     seconds: expected seconds by name, None if they are unknown.
     """
     rows = []
-    others = 0.0
+    other_seconds = 0.0
     for name, value in seconds.items():
         if name in STAGES and params.runs(name):
             rows.append((name, "unknown" if value is None else f"{value / 60:.1f}"))
         else:
-            others += value or 0.0
-    rows.append(("all others", f"{others / 60:.1f}"))
+            other_seconds += value or 0.0
+    rows.append(("all others", f"{other_seconds / 60:.1f}"))
     together = sum(value or 0.0 for value in seconds.values()) / 60
     show_numbers(
         "minutes on an idle machine",

@@ -42,8 +42,8 @@ def pretrain(run: StageRun, settings: Pretrain) -> None:
         brought = lineage(locate(str(plan.network.directory)), "model", True, state_dir())
         with run.writing(brought) as directory:
             reference = save_reference(plan.network, plan.dataset_id, classes, directory, device())
-        where = f"{reference['directory']} has sha256 {reference['sha256']}"
-        return say(f"pretrain: {where}; set model.sha256 to refuse any other model")
+        summary = f"{reference['directory']} has sha256 {reference['sha256']}"
+        return say(f"pretrain: {summary}; set model.sha256 to refuse any other model")
     sources, extra_classes = training_sets(run.paths, plan.shape, classes)
     torch.manual_seed(plan.seed)
     channels, height, width = plan.shape
@@ -133,11 +133,11 @@ def inherited(folder: Path, params: Params, state: Path) -> list[Artifact]:
     )
 
     require_library()
-    place = model.directory
-    if not place.startswith(HUB):
-        place = str(folder / Path(place).expanduser())
-    choose_image_size(read_model_directory(place), model)
-    return lineage(locate(place), "model", model.declared_public, state)
+    location = model.directory
+    if not location.startswith(HUB):
+        location = str(folder / Path(location).expanduser())
+    choose_image_size(read_model_directory(location), model)
+    return lineage(locate(location), "model", model.declared_public, state)
 
 
 STAGE = Stage(

@@ -24,8 +24,8 @@ def refine(run: StageRun, settings: Refine) -> None:
     teacher = run.teacher
     releases = [run.means("frequency")]
     if run.inputs["embedding"].enabled:
-        learned = run.means("embedding", teacher.features)
-        releases.append(replace(learned, weight=2.0))  # `frequency` has weight 1
+        embedding = run.means("embedding", teacher.features)
+        releases.append(replace(embedding, weight=2.0))  # `frequency` has weight 1
     priors = run.counts.priors
     generator = load_generator(run.path("auxiliary"))
     with progress("refine") as report:

@@ -58,8 +58,8 @@ def report(
         text = report_page(release, LEDGER)
         with writing(page.parent, "report", [read_artifact(release, "synthesize")]) as directory:
             (directory / page.name).write_text(text, encoding="utf-8")
-            missing = write_statements(release, LEDGER, directory)
-        for name, settings in missing.items():
+            missing_settings = write_statements(release, LEDGER, directory)
+        for name, settings in missing_settings.items():
             if Path("params.yaml").exists():
                 say(f"{name} was not written: set {', '.join(settings)} in params.yaml")
             else:  # a merged project

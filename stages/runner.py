@@ -69,11 +69,11 @@ def command(stage: Stage) -> Callable[..., None]:
 def run_stage(stage: Stage, *, out: Path | None = None, dry_run: bool = False) -> None:
     plan = load_plan(stage.name)
     out = out or ARTIFACTS / stage.name
-    places = {name: ARTIFACTS / name for name in stage.inputs} | {"public": PUBLIC}
-    used = {name: places[name] for name in stage.inputs if plan.settings.reads(name)}
+    paths = {name: ARTIFACTS / name for name in stage.inputs} | {"public": PUBLIC}
+    input_paths = {name: paths[name] for name in stage.inputs if plan.settings.reads(name)}
     if dry_run:
         card = {"card": CARD_PATH} if stage.kind is QUERY else {}
-        return show_files(plan, card | used, out)
+        return show_files(plan, card | input_paths, out)
 
     show_standing(stage.name, plan.enabled)
     if not plan.enabled:
@@ -87,7 +87,7 @@ def run_stage(stage: Stage, *, out: Path | None = None, dry_run: bool = False) -
     if distributed.is_main():
         check_writable(out)  # before a charge is opened
         keep_copy()
-    inputs = {name: read_artifact(path, name) for name, path in used.items()}
+    inputs = {name: read_artifact(path, name) for name, path in input_paths.items()}
     for name, artifact in inputs.items():
         if not artifact.enabled and name not in stage.optional:
             raise ConfigError(
@@ -153,40 +153,43 @@ def standing(name: str) -> str:
     """
     from sfumato.planning.estimate import seconds_of_plans
 
-    plans = {one: load_plan(one) for one in STAGES}
+    plans = {stage: load_plan(stage) for stage in STAGES}
     steps = read_yaml(Path("dvc.yaml"))["stages"]
-    names = [one for one, plan in plans.items() if plan.enabled and one in steps]
-    place = names.index(name)
-    coming = names[place:]
+    names = [stage for stage, plan in plans.items() if plan.enabled and stage in steps]
+    position = names.index(name)
+    pending_stages = names[position:]
     seconds = seconds_of_plans(plans, state_dir())
-    own, *later = ((seconds[one] or 0.0) / 60 for one in coming)
+    own_minutes, *later_minutes = ((seconds[stage] or 0.0) / 60 for stage in pending_stages)
     return (
-        f"stage {place + 1} of {len(names)}, {name}: about {own:.0f} min, then about "
-        f"{sum(later):.0f} min for later stages; {spent_before(coming)}"
-        f"{newest_picture(names[:place])}"
+        f"stage {position + 1} of {len(names)}, {name}: about {own_minutes:.0f} min, then about "
+        f"{sum(later_minutes):.0f} min for later stages; {spent_before(pending_stages)}"
+        f"{newest_picture(names[:position])}"
     )
 
 
-def spent_before(coming: Collection[str]) -> str:
-    """State the ε of the releases so far, and the plan's ε. coming: stages that have yet to end."""
+def spent_before(pending_stages: Collection[str]) -> str:
+    """State the ε of the releases so far, and the plan's ε.
+
+    pending_stages: stages that have yet to end.
+    """
     from sfumato.privacy.events import common_adjacency
     from sfumato.privacy.ledger import read_budget, spent_on_one
 
     # A merged project has releases of queries that are not in its dvc.yaml
-    paid = [ARTIFACTS / one for one in QUERIES if one not in coming]
-    records = merge_records([read_artifact(path) for path in paid if path.exists()])
+    paths = [ARTIFACTS / stage for stage in QUERIES if stage not in pending_stages]
+    records = merge_records([read_artifact(path) for path in paths if path.exists()])
     budget = read_budget(PLAN / "budget.json")
     adjacency = common_adjacency(records.values())
     spent = spent_on_one(records, budget["delta"], budget["accountant"], adjacency)
     return f"ε = {spent:.2f} of {budget['target']:g} spent so far"
 
 
-def newest_picture(before: Collection[str]) -> str:
-    """Point to the newest picture of the stages in `before`, if there is one."""
+def newest_picture(earlier_stages: Collection[str]) -> str:
+    """Point to the newest picture of the stages in `earlier_stages`, if there is one."""
     file = PREVIEW
-    if "synthesize" in before:
+    if "synthesize" in earlier_stages:
         file = ARTIFACTS / "synthesize" / "grid.png"
-    elif not any(STAGES[one].gives == "generator" for one in before):
+    elif not any(STAGES[stage].gives == "generator" for stage in earlier_stages):
         return ""
     if not file.exists():
         return ""
@@ -233,8 +236,8 @@ def show_files(plan: StagePlan[Settings], reads: Mapping[str, Path], out: Path) 
     typer.echo(f"writes  {out}")
     if not isinstance(plan, QueryPlan):
         return typer.echo("charges nothing")
-    one = "person" if plan.unit == GROUP else "image"
-    typer.echo(f"charges {plan.mechanism} on dataset {plan.dataset_id!r}; the unit is one {one}")
+    unit = "person" if plan.unit == GROUP else "image"
+    typer.echo(f"charges {plan.mechanism} on dataset {plan.dataset_id!r}; the unit is one {unit}")
     if plan.model is not None and isinstance(plan.settings, (Finetune, Saliency)):
         sizes = plan.shape, len(plan.classes), plan.settings, plan.size_hint
         typer.echo(f"memory  {memory_line(plan.model, *sizes)}")
@@ -391,7 +394,7 @@ class QueryRun(StageRun):
             if refusal.note:
                 # Not printed by `say`: its lines may appear in logs, and the note is private
                 print(refusal.note, file=sys.stderr)
-            kept = state_dir() / "runs" / refusal.run_id / RELEASED
+            release_folder = state_dir() / "runs" / refusal.run_id / RELEASED
             # Without DVC, a command is refused if its artifact is present. DVC removes an artifact
             # before it runs the stage. If the artifact exists nevertheless, an earlier DVC was
             # killed, but its stage kept running and wrote the artifact. The release is then
@@ -399,15 +402,15 @@ class QueryRun(StageRun):
             present = holds_release(self.out, plan.stage, refusal.record_id, refusal.digest)
             present = present and "DVC_STAGE" not in os.environ
             if present:
-                drop_checkpoints(kept.parent)  # a killed process leaves its checkpoints
+                drop_checkpoints(release_folder.parent)  # a killed process leaves its checkpoints
             if refusal.problem or present:
                 raise
-            read_kept(kept, plan.stage, refusal.digest, refusal.pay)
-            drop_checkpoints(kept.parent)
-            with holding(file_lock(kept.with_name(COPYING))):
-                copy_directory(kept, self.out)
-            done = f"already released as {refusal.record_id[:8]}: restored, nothing is charged"
-            raise NothingToDo(done) from None
+            read_kept(release_folder, plan.stage, refusal.digest, refusal.pay)
+            drop_checkpoints(release_folder.parent)
+            with holding(file_lock(release_folder.with_name(COPYING))):
+                copy_directory(release_folder, self.out)
+            message = f"already released as {refusal.record_id[:8]}: restored, nothing is charged"
+            raise NothingToDo(message) from None
 
     def latents(self, encoder: str | None, purpose: str, load: Callable[[], Encode]) -> str | None:
         """Compute and store the latents of the images, unless they are stored already, and return
@@ -447,14 +450,14 @@ class QueryRun(StageRun):
         from sfumato.privacy.decision import RELEASED
 
         self.first_alone()
-        kept = charge.run / RELEASED
-        check_writable(kept)  # also removes the files that a killed process left
+        release_folder = charge.run / RELEASED
+        check_writable(release_folder)  # also removes the files that a killed process left
         with writing(
-            kept, self.plan.stage, list(self.inputs.values()), [charge.record]
+            release_folder, self.plan.stage, list(self.inputs.values()), [charge.record]
         ) as directory:
             yield directory
         # Another process that finds the charge closed waits until the copy is complete
-        with holding(file_lock(kept.with_name(COPYING))):
-            charge.close(digest_of_file(kept / PRIVACY))
-            copy_directory(kept, self.out)
+        with holding(file_lock(release_folder.with_name(COPYING))):
+            charge.close(digest_of_file(release_folder / PRIVACY))
+            copy_directory(release_folder, self.out)
         drop_checkpoints(charge.run)

@@ -77,15 +77,15 @@ def hold_back() -> None:
         return
     file = state_dir() / "printed.txt"
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    held = io.TextIOWrapper(open_private(file), errors="backslashreplace", line_buffering=True)
+    output = io.TextIOWrapper(open_private(file), errors="backslashreplace", line_buffering=True)
     for number, name in enumerate(("stdout", "stderr"), 1):
         named[name] = stream = getattr(sys, name)
         if stream is not None and not stream.isatty():
             stream.flush()
             if stream is getattr(sys, f"__{name}__"):
                 named[name] = os.fdopen(os.dup(number), "w", 1, errors="backslashreplace")
-                os.dup2(held.fileno(), number)  # C libraries write to these file descriptors
-            setattr(sys, name, held)
+                os.dup2(output.fileno(), number)  # C libraries write to these file descriptors
+            setattr(sys, name, output)
 
 
 def show_numbers(
@@ -106,12 +106,12 @@ def show_numbers(
 
     table = Table(title=title, title_justify="left", min_width=len(title), caption=note)
     for heading in headings:
-        least = max(map(len, heading.split()), default=0)
+        min_width = max(map(len, heading.split()), default=0)
         table.add_column(
             heading,
             justify="left" if heading in words else "right",
             overflow="fold",
-            min_width=least,
+            min_width=min_width,
         )
     for row in rows:
         table.add_row(*row)
@@ -160,13 +160,13 @@ def progress(
             yield lambda done, total: bar.update(task, completed=done, total=total, visible=True)
         return
 
-    shown = -1
+    last_tenth = -1
 
     def line(done: int, total: int) -> None:
-        nonlocal shown
+        nonlocal last_tenth
         tenth = 10 * done // max(total, 1)
-        if tenth > shown and log:
-            shown = tenth
+        if tenth > last_tenth and log:
+            last_tenth = tenth
             say(f"{name}: {done}/{total}")
 
     yield line

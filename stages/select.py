@@ -33,11 +33,11 @@ def select(run: StageRun, settings: Select) -> None:
         with run.writing() as directory:
             save_surest(directory, images, probabilities, indices, labels, classes)
         return
-    counted = run.inputs["histogram"]
+    histogram = run.inputs["histogram"]
     votes = None
     per_class = False
-    if counted.enabled:
-        votes, per_class = read_votes(counted.path, images.classes, len(classes))
+    if histogram.enabled:
+        votes, per_class = read_votes(histogram.path, images.classes, len(classes))
     kept = select_public(settings, votes, len(images.classes))
     indices, labels = relabel(images.labels, kept, len(images.classes), per_class)
     with run.writing() as directory:
@@ -51,38 +51,39 @@ def work(about: Work) -> float:
 def problems(setup: Setup) -> Problems:
     from sfumato.training.selection import number_to_keep
 
-    chosen = setup.params.select
-    if chosen.by == "votes" and chosen.ratio < 1 and not setup.params.runs("histogram"):
+    settings = setup.params.select
+    if settings.by == "votes" and settings.ratio < 1 and not setup.params.runs("histogram"):
         yield (
-            f"select.ratio={chosen.ratio:g} is below 1, so the votes of the stage `histogram` are "
-            "required: add histogram to `run`, or set select.ratio: 1"
+            f"select.ratio={settings.ratio:g} is below 1, so the votes of the stage `histogram` "
+            "are required: add histogram to `run`, or set select.ratio: 1"
         )
     if setup.public is None:
         return
     sensitive = len(setup.card.classes)
     classes = len(setup.public.classes)
     # Values that the owner set are not adapted to the public set, but defaults are
-    given = chosen.model_fields_set
-    if chosen.by == "teacher":
+    explicit = settings.model_fields_set
+    if settings.by == "teacher":
         images = setup.public.images
-        too_many = chosen.images > images and "images" in given
-        if too_many or min(chosen.images, images) < sensitive:
+        too_many = settings.images > images and "images" in explicit
+        if too_many or min(settings.images, images) < sensitive:
             remedy = f"set select.images to a number from {sensitive} to {images}"
             if images < sensitive:
                 remedy = "use a larger public set"
             yield (
-                f"select.images={chosen.images} does not fit {images} public images and "
+                f"select.images={settings.images} does not fit {images} public images and "
                 f"{sensitive} sensitive classes, each of which needs a public image: {remedy}"
             )
     elif setup.params.runs("histogram") and setup.params.histogram.per_class:
-        kept = number_to_keep(chosen, classes)
+        number = number_to_keep(settings, classes)
         remedy = f"raise select.ratio to at least {sensitive / classes:.4g}"
         if classes < sensitive:
             remedy = "use another public set, or set histogram.per_class: false"
-        if classes < sensitive or (kept < sensitive and "ratio" in given):
+        if classes < sensitive or (number < sensitive and "ratio" in explicit):
             yield (
-                f"select.ratio={chosen.ratio:g} keeps {kept} of {classes} public classes, but each "
-                f"of the {sensitive} sensitive classes needs a public class of its own: {remedy}"
+                f"select.ratio={settings.ratio:g} keeps {number} of {classes} public classes, but "
+                f"each of the {sensitive} sensitive classes needs a public class of its own: "
+                f"{remedy}"
             )
 
 

@@ -133,8 +133,8 @@ class Handler(BaseHTTPRequestHandler):
         try:
             if name == "":
                 self.answer(200, project_page(self.server).encode())
-            elif name is not None and name in (listed := files()):
-                self.answer(200, listed[name].read_bytes(), guess_type(name)[0])
+            elif name is not None and name in (paths := files()):
+                self.answer(200, paths[name].read_bytes(), guess_type(name)[0])
             else:
                 self.answer(403, CLOSED)
         except causes as error:
@@ -185,9 +185,9 @@ def files() -> dict[str, Path]:
     Files that do not exist are left out. No request gets the bytes of any other file.
     """
     grids = [ARTIFACTS / "synthesize" / "grid.png", PREVIEW]
-    listed = {f"{audience}.html": path for audience, path in PAGES.items()}
-    listed["grid.png"] = next(filter(Path.is_file, grids), grids[0])
-    return {name: path for name, path in listed.items() if path.is_file()}
+    paths = {f"{audience}.html": path for audience, path in PAGES.items()}
+    paths["grid.png"] = next(filter(Path.is_file, grids), grids[0])
+    return {name: path for name, path in paths.items() if path.is_file()}
 
 
 def content_of(path: Path, otherwise: Any = None) -> Any:

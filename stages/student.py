@@ -43,8 +43,8 @@ def network_work(about: Work, block: int) -> int:
 
 def work(about: Work) -> float:
     settings = about.params.student
-    drawn = about.params.synthesize.model_copy(update={"herding": 1})
-    each = about.TRAINING * about.network("student") + 1.25 * drawing_work(about, drawn)
+    drawing = about.params.synthesize.model_copy(update={"herding": 1})
+    each = about.TRAINING * about.network("student") + 1.25 * drawing_work(about, drawing)
     return settings.steps * settings.batch * each
 
 

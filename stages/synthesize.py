@@ -57,7 +57,7 @@ def synthesize(run: StageRun, settings: Synthesize) -> None:
     )
 
     with progress("synthesize") as report:
-        drawn = partial(
+        draw = partial(
             draw_mixture,
             run.paths,
             priors=priors,
@@ -65,20 +65,20 @@ def synthesize(run: StageRun, settings: Synthesize) -> None:
             sampling=sampling,
             folder=run.out.parent,
         )
-        if teacher and not labels_fit(drawn, settings, teacher, plan.seed):
+        if teacher and not labels_fit(draw, settings, teacher, plan.seed):
             say(LABELS_KEPT)
-            kept = {"relabel": False, "distorted": 0.0, "mixed": 0.0}
-            settings = settings.model_copy(update=kept)
+            overrides = {"relabel": False, "distorted": 0.0, "mixed": 0.0}
+            settings = settings.model_copy(update=overrides)
             plan = replace(plan, settings=settings)
         if not settings.reads("teacher"):
             teacher = None
         if settings.herding > 1:
             means = run.means("frequency")
-            drawn = partial(draw_herded, drawn, means, run.counts.priors, teacher)
+            draw = partial(draw_herded, draw, means, run.counts.priors, teacher)
         if settings.choose and teacher is not None:
-            varied, sources = choose(run, settings, drawn, teacher)
+            varied, sources = choose(run, settings, draw, teacher)
         else:
-            images, labels, sources = drawn(settings=settings, seed=plan.seed)
+            images, labels, sources = draw(settings=settings, seed=plan.seed)
             varied = vary(images, labels, settings, teacher, plan.seed, sources == PUBLIC_SOURCE)
         if settings.herding > 1:
             # With herding, these labels come from the teacher. They are not the requested classes
@@ -98,7 +98,7 @@ def synthesize(run: StageRun, settings: Synthesize) -> None:
 
 
 def choose(
-    run: StageRun, settings: Synthesize, drawn: Callable[..., Drawn], teacher: TeacherNetwork
+    run: StageRun, settings: Synthesize, draw: Callable[..., Drawn], teacher: TeacherNetwork
 ) -> tuple[Varied, np.ndarray]:
     """Choose whether the release contains the selected public images as well as drawn images.
 
@@ -116,27 +116,30 @@ def choose(
     plan = run.plan
     weights = {str(name): weight for name, weight in settings.sources.items()}
     ratio = weights.pop(PUBLIC_SOURCE) / sum(weights.values())
-    alone = settings.model_copy(update={"sources": weights})
-    images, labels, sources = drawn(settings=alone, seed=plan.seed)
-    made = {WITHOUT: vary(images, labels, alone, teacher, plan.seed)}
+    without_public = settings.model_copy(update={"sources": weights})
+    images, labels, sources = draw(settings=without_public, seed=plan.seed)
+    mixtures = {WITHOUT: vary(images, labels, without_public, teacher, plan.seed)}
     public = run.public
-    chosen = load_array(run.path("select") / "indices.npy")
+    indices = load_array(run.path("select") / "indices.npy")
     chosen_labels = torch.from_numpy(np.array(load_array(run.path("select") / "labels.npy")))
-    every = max(1, round(len(images) * ratio / len(chosen)))
-    added = torch.from_numpy(public.images[chosen]).permute(0, 3, 1, 2)
-    made[WITH] = beside_public(made[WITHOUT], added, chosen_labels, every, plan.seed)
-    images, labels, _ = drawn(
-        settings=alone.model_copy(update={"count": JUDGES}), seed=plan.seed + 1
+    stride = max(1, round(len(images) * ratio / len(indices)))
+    public_images = torch.from_numpy(public.images[indices]).permute(0, 3, 1, 2)
+    mixtures[WITH] = beside_public(
+        mixtures[WITHOUT], public_images, chosen_labels, stride, plan.seed
+    )
+    images, labels, _ = draw(
+        settings=without_public.model_copy(update={"count": JUDGES}), seed=plan.seed + 1
     )
     private = ImageSet(images.permute(0, 2, 3, 1).numpy(), labels.numpy(), plan.classes)
-    judged = judges(teacher, private, public, plan.seed)
+    judge_sets = judges(teacher, private, public, plan.seed)
     agreements = {
-        name: agreement(one, judged, len(plan.classes), plan.seed) for name, one in made.items()
+        name: agreement(mixture, judge_sets, len(plan.classes), plan.seed)
+        for name, mixture in mixtures.items()
     }
     name = chosen_mixture(agreements)
     if name == WITH:
-        sources = np.concatenate([sources[::every], np.repeat(PUBLIC_SOURCE, len(chosen))])
-    return replace(made[name], mixture={"chosen": name, "agreement": agreements}), sources
+        sources = np.concatenate([sources[::stride], np.repeat(PUBLIC_SOURCE, len(indices))])
+    return replace(mixtures[name], mixture={"chosen": name, "agreement": agreements}), sources
 
 
 def drawing_work(about: Work, settings: Synthesize) -> float:
@@ -153,9 +156,9 @@ def drawing_work(about: Work, settings: Synthesize) -> float:
     if settings.reads("teacher"):
         cost += about.network("teacher") * (1 + settings.distorted + settings.mixed)
     if settings.herding > 1:
-        seen = about.network("frequency") + about.network("teacher") * settings.relabel
-        compared = COMPARED_CELLS * min(settings.herding * settings.count / about.classes, TOGETHER)
-        cost += settings.herding * seen + WRITTEN / 2 * compared  # a read costs half of a write
+        selection = about.network("frequency") + about.network("teacher") * settings.relabel
+        cells = COMPARED_CELLS * min(settings.herding * settings.count / about.classes, TOGETHER)
+        cost += settings.herding * selection + WRITTEN / 2 * cells  # a read costs half of a write
     for source, weight in settings.sources.items():
         share = weight / sum(settings.sources.values())
         if source in ("auxiliary", "refine"):
@@ -174,23 +177,23 @@ def problems(setup: Setup) -> Problems:
     from sfumato.release.pattern import carries_pattern
     from sfumato.settings.data import SEVERAL
 
-    made = setup.params.synthesize
-    if made.mark == "pixels" and not carries_pattern(setup.card.shape):
+    settings = setup.params.synthesize
+    if settings.mark == "pixels" and not carries_pattern(setup.card.shape):
         yield (
             "synthesize.mark: pixels requires images of at least 8×16 or 16×8 pixels, because the "
             "pattern cannot be found in smaller ones: set synthesize.mark: files"
         )
     if setup.card.labels == SEVERAL:
         of_one_label = {
-            "synthesize.labels: uniform": made.labels == "uniform",
-            "synthesize.distorted": made.distorted > 0,
-            "synthesize.mixed": made.mixed > 0,
-            "synthesize.herding": made.herding > 1,
-            "synthesize.teacher_guidance": made.teacher_guidance > 0,
+            "synthesize.labels: uniform": settings.labels == "uniform",
+            "synthesize.distorted": settings.distorted > 0,
+            "synthesize.mixed": settings.mixed > 0,
+            "synthesize.herding": settings.herding > 1,
+            "synthesize.teacher_guidance": settings.teacher_guidance > 0,
         }
         yield from (one_label_only(name) for name, is_set in of_one_label.items() if is_set)
-    if made.teacher_guidance > 0:
-        if not {"pretrain", "finetune"} & set(made.sources):
+    if settings.teacher_guidance > 0:
+        if not {"pretrain", "finetune"} & set(settings.sources):
             yield (
                 "synthesize.teacher_guidance requires a diffusion model in synthesize.sources: add "
                 "one, or remove teacher_guidance"
@@ -200,29 +203,29 @@ def problems(setup: Setup) -> Problems:
                 "synthesize.teacher_guidance does not apply to a public model, which draws "
                 "latents: remove teacher_guidance"
             )
-    if made.choose and not (
-        "select" in made.sources and len(made.sources) > 1 and made.labels == "uniform"
+    if settings.choose and not (
+        "select" in settings.sources and len(settings.sources) > 1 and settings.labels == "uniform"
     ):
         yield (
             "synthesize.choose requires select and another stage in synthesize.sources, and "
             "synthesize.labels: uniform. Set both, or remove choose"
         )
-    if made.herding > 1 and "select" in made.sources and not made.choose:
+    if settings.herding > 1 and "select" in settings.sources and not settings.choose:
         yield (
             "synthesize.herding chooses among drawn images, but select provides public ones: "
             "remove herding, or remove select from synthesize.sources"
         )
-    if made.stream and not made.networks(setup.params.model.directory is not None):
+    if settings.stream and not settings.networks(setup.params.model.directory is not None):
         yield (
             "synthesize.stream requires a network that this recipe trains, but synthesize.sources "
-            f"contains only {', '.join(made.sources)}. Recipients cannot draw more images from "
+            f"contains only {', '.join(settings.sources)}. Recipients cannot draw more images from "
             "public images, from the images of `evolve`, or from a public model. Set "
             "synthesize.stream: false"
         )
     labelled = setup.params.select.by == "teacher" or (
         setup.params.runs("histogram") and setup.params.histogram.per_class
     )
-    if "select" in made.sources and not labelled:
+    if "select" in settings.sources and not labelled:
         remedy = "set select.by: teacher, or histogram.per_class: true"
         yield (
             "synthesize.sources contains select, but its images would be labelled with public "

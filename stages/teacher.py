@@ -33,10 +33,10 @@ def teacher(run: QueryRun, settings: Teacher) -> None:
     if settings.reads("classifier"):
         network = load_classifier(run.path("classifier"))
     names = [part.map for part in settings.maps]
-    for place, part in enumerate(settings.maps):
+    for index, part in enumerate(settings.maps):
         if part.network is not None:
             refuse_private_network(part.network, state_dir())
-            names[place] = (
+            names[index] = (
                 f"a network of the owner's, declared public, sha256 {part.network.sha256}"
             )
     if settings.fitted_on == "public":
@@ -74,8 +74,8 @@ def network_work(about: Work, block: int) -> int:
     settings = about.params.teacher
     network = settings.network and settings.network.arguments()
     if settings.reads("classifier"):
-        trained = about.params.classifier.model_dump(include={"network", "width"})
-        network = {**trained, "shape": about.shape, "classes": PUBLIC_CLASSES}
+        classifier = about.params.classifier.model_dump(include={"network", "width"})
+        network = {**classifier, "shape": about.shape, "classes": PUBLIC_CLASSES}
     features = settings.features or settings.feature, about.shape, settings.dimension
     return about.operations(
         partial(ProjectedFeatures, *features, network, settings.flip), about.shape

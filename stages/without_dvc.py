@@ -59,7 +59,7 @@ def run_in_order(folder: Path, targets: Sequence[str]) -> None:
     from sfumato.planning.project import check_and_renew, forking, own_path
 
     check_and_renew(folder)
-    steps = chosen(read_steps(folder / "dvc.yaml"), targets)
+    steps = selected_steps(read_steps(folder / "dvc.yaml"), targets)
     (folder / ARTIFACTS).mkdir(exist_ok=True)
     running = file_lock(folder / ARTIFACTS / "running.lock", blocking=False)
     busy = f"another `stage run` is running in {folder}: wait until it ends"
@@ -113,7 +113,7 @@ def step_of(name: str, stage: Mapping[str, Any]) -> Step:
     )
 
 
-def chosen(steps: Mapping[str, Step], targets: Sequence[str]) -> list[Step]:
+def selected_steps(steps: Mapping[str, Step], targets: Sequence[str]) -> list[Step]:
     """Return the targets and all stages that they need; without targets, return all stages.
 
     A stage comes after the stages whose outputs it reads.
@@ -124,9 +124,9 @@ def chosen(steps: Mapping[str, Step], targets: Sequence[str]) -> list[Step]:
         )
     writers = {
         name: [
-            other.name
-            for other in steps.values()
-            if any(Path(dep).is_relative_to(out) for dep in step.deps for out in other.outs)
+            writer.name
+            for writer in steps.values()
+            if any(Path(dep).is_relative_to(out) for dep in step.deps for out in writer.outs)
         ]
         for name, step in steps.items()
     }
@@ -165,9 +165,9 @@ def run_if_changed(
         ).returncode
         if code:
             raise SystemExit(code % 256)
-    if missing := [path for path in step.outs if not (folder / path).exists()]:
+    if missing_outs := [path for path in step.outs if not (folder / path).exists()]:
         raise SfumatoError(
-            f"the stage {step.name} ended without writing {missing[0]}: correct the stage's "
+            f"the stage {step.name} ended without writing {missing_outs[0]}: correct the stage's "
             "command in dvc.yaml"
         )
     lock["stages"][step.name] = entry | outputs_of(folder, step)
@@ -205,10 +205,10 @@ def outputs_of(folder: Path, step: Step) -> dict[str, object]:
 
 def lock_entry(folder: Path, path: str) -> dict[str, object]:
     """Describe a file or folder as `dvc.lock` does: path, hash and size."""
-    place = folder / path
+    location = folder / path
     entry: dict[str, object] = {"path": path, "hash": "md5"}
-    if place.is_file():
-        return entry | {"md5": md5_of_file(place), "size": place.stat().st_size}
-    files = tracked_files(place)
+    if location.is_file():
+        return entry | {"md5": md5_of_file(location), "size": location.stat().st_size}
+    files = tracked_files(location)
     size = sum(file.stat().st_size for file in files)
-    return entry | {"md5": md5_of_folder(place), "size": size, "nfiles": len(files)}
+    return entry | {"md5": md5_of_folder(location), "size": size, "nfiles": len(files)}

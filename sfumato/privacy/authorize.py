@@ -95,13 +95,13 @@ class AlreadyReleasedError(BudgetError):
         self.problem = problem
         self.pay = work.pay
         self.note = note
-        kept = (
+        hint = (
             f"A copy is kept: if the artifact is missing or damaged, `stage {work.stage}` "
             "restores it"
         )
         super().__init__(
             f"{work.stage}: already released as {self.record_id} for dataset "
-            f"{run.record['dataset_id']!r} under this plan. {problem or kept}"
+            f"{run.record['dataset_id']!r} under this plan. {problem or hint}"
         )
 
 
@@ -245,11 +245,11 @@ def open_alone(
         run = state / "runs" / (left_open.id if left_open else record["id"])
         for folder in (run.parent, run):
             make_folder(folder, 0o700)
-        held = (
+        message = (
             f"{work.stage}: run {run.name} is locked by another process: wait until that process "
             "ends, or stop it"
         )
-        with explained(BudgetError, lambda _: held, causes=(Timeout,)):
+        with explained(BudgetError, lambda _: message, causes=(Timeout,)):
             stack.enter_context(holding(file_lock(run / "lock", blocking=False)))
         if left_open is None:
             odometer.append(OPEN, plan=work.plan, work=work.digest, images=prepared, record=record)
@@ -261,8 +261,8 @@ def open_alone(
         else:
             refuse_kept(odometer, run / RELEASED, left_open, work)
             # The owner may have added or withdrawn the claim since the charge was opened
-            kept = {key: value for key, value in left_open.record.items() if key != "claim"}
-            record = kept | {key: record[key] for key in ("id", "claim") if key in record}
+            old_record = {key: value for key, value in left_open.record.items() if key != "claim"}
+            record = old_record | {key: record[key] for key in ("id", "claim") if key in record}
             odometer.append(RESUME, id=run.name, adopts=left_open.record["id"], record=record)
         lock = stack.pop_all()
     used, checkpoint = (left_open.uses, left_open.checkpoint) if left_open else (0, None)
@@ -285,22 +285,24 @@ def refuse_released(decision: Decision, work: ChargeRequest, prepared: str) -> N
     run = decision.run
     if run is None or run.end != CLOSE:
         return
-    changed = (
+    warning = (
         "The images have changed since this release. If an image was withdrawn, make a new "
         f"release: set a new data.version, or set {work.pay}"
     )
-    note = changed if run.drew_others(prepared) else ""
+    note = warning if run.drew_others(prepared) else ""
     raise AlreadyReleasedError(run, work, run.released, decision.problem, note)
 
 
-def refuse_kept(odometer: Odometer, kept: Path, run: Run, work: ChargeRequest) -> None:
+def refuse_kept(odometer: Odometer, release_folder: Path, run: Run, work: ChargeRequest) -> None:
     """Journal the run's release and raise AlreadyReleasedError, if the release is complete.
 
     An open run has a complete release if a process was killed before it journalled the release. If
-    there is no complete release, this function does nothing. kept: folder of the release.
+    there is no complete release, this function does nothing.
+
+    release_folder: private copy of the release.
     """
-    if kept.exists():
-        digest = read_kept(kept, work.stage, None, work.pay)
+    if release_folder.exists():
+        digest = read_kept(release_folder, work.stage, None, work.pay)
         odometer.append(CLOSE, id=run.id, uses=work.mechanism.uses, released=digest)
         raise AlreadyReleasedError(run, work, digest)
 

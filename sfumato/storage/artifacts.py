@@ -63,8 +63,8 @@ def read_artifact(
         DataError, lambda error: f"{file} cannot be read ({error}). {how_to_repair(path.name)}"
     ):
         content = validated(PrivacyFile, read_json(file))
-        if odd := [key for key, record in content.records.items() if record.get("id") != key]:
-            raise ValueError(f"the record under the key {odd[0][:32]!r} states a different id")
+        if bad_keys := [key for key, record in content.records.items() if record.get("id") != key]:
+            raise ValueError(f"the record under the key {bad_keys[0][:32]!r} states a different id")
     records = Records(content.records, content.apart)
     artifact = Artifact(path, content.stage, records, content.local, content.enabled)
     if stage is not None and artifact.stage != stage:
@@ -94,14 +94,14 @@ def read_kept(path: Path, stage: str, digest: str | None, pay: str) -> str:
         "restore this copy from a backup, restore the artifact by `dvc checkout`, or set "
         f"{pay} to pay for the release again"
     )
-    why = f"the kept copy of {stage}"
+    copy_name = f"the kept copy of {stage}"
     causes = (DataError, OSError)
-    with explained(DataError, lambda error: f"{why}: {error}. You can {cure}", causes=causes):
+    with explained(DataError, lambda error: f"{copy_name}: {error}. You can {cure}", causes=causes):
         refuse_links(path.parent, path)
         read_artifact(path, stage, allow_local=True)
-        if digest not in (None, kept := digest_of_file(path / PRIVACY)):
+        if digest not in (None, actual_digest := digest_of_file(path / PRIVACY)):
             raise DataError(f"{path / PRIVACY} differs from the file that was released")
-        return kept
+        return actual_digest
 
 
 def refuse_links(*folders: Path) -> None:
@@ -148,8 +148,8 @@ def changed_files(path: Path, files: Mapping[str, str], *, received: bool = Fals
     received: True if the directory is a recipient's copy. Git, a hub or a file browser may have
     changed it. In this case, .gitattributes and added files that no loader opens are ignored.
     """
-    below = map(Path, entries_below(path))
-    present = {p.relative_to(path).as_posix() for p in below if p.is_file()} - {PRIVACY}
+    paths = map(Path, entries_below(path))
+    present = {p.relative_to(path).as_posix() for p in paths if p.is_file()} - {PRIVACY}
     if received:
         files = {name: files[name] for name in files if Path(name).name != ATTRIBUTES}
         present = {name for name in present if name in files or may_be_opened(name)}
@@ -206,16 +206,16 @@ def writing(
     check_out(out, stage)
     with replacing_directory(out) as directory:
         yield directory
-        written = sorted(file for file in directory.rglob("*") if file.is_file())
-        behind = merge_records(inputs, records)
+        files = sorted(file for file in directory.rglob("*") if file.is_file())
+        merged = merge_records(inputs, records)
         content = empty_content(stage) | {
             "enabled": True,
             "local": local or any(artifact.local for artifact in inputs),
             "files": {
-                file.relative_to(directory).as_posix(): digest_of_file(file) for file in written
+                file.relative_to(directory).as_posix(): digest_of_file(file) for file in files
             },
-            "records": behind,
-            **behind.declaration(),
+            "records": merged,
+            **merged.declaration(),
         }
         (directory / PRIVACY).write_text(as_text(content), encoding="utf-8")
 

@@ -13,7 +13,7 @@ from stages.run import run
 
 def test_targets_run_with_all_that_they_read():
     steps = without_dvc.read_steps(ROOT / "dvc.yaml")
-    names = [step.name for step in without_dvc.chosen(steps, ["central"])]
+    names = [step.name for step in without_dvc.selected_steps(steps, ["central"])]
     assert names == [
         name
         for name in names
@@ -21,7 +21,7 @@ def test_targets_run_with_all_that_they_read():
     ]
     assert names[-2:] == ["count", "central"] and len(names) == 5
     with pytest.raises(ConfigError, match="did you mean 'central'"):
-        without_dvc.chosen(steps, ["centrall"])
+        without_dvc.selected_steps(steps, ["centrall"])
 
 
 @pytest.mark.parametrize(
