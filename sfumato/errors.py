@@ -187,15 +187,15 @@ def passing_over(*causes: type[Exception]) -> Iterator[None]:
 @contextmanager
 def explained(
     kind: Callable[[str], SfumatoError],
-    why: str | Callable[[Exception], str],
+    message: str | Callable[[Exception], str],
     *,
     missing: str | None = None,
     causes: tuple[type[Exception], ...] = UNREADABLE,
 ) -> Iterator[None]:
     """Raise `kind` in place of any of `causes`. A failure of the machine is raised unchanged.
 
-    why: the text, or a function from the exception to the text; missing: text to use if a file does
-    not exist.
+    message: the text, or a function from the exception to the text;
+    missing: text to use if a file does not exist.
     """
     try:
         yield
@@ -206,7 +206,7 @@ def explained(
             error.args = (reason_of(error),)
         if missing is not None and isinstance(error, FileNotFoundError):
             raise kind(missing) from error
-        raise kind(why if isinstance(why, str) else why(error)) from error
+        raise kind(message if isinstance(message, str) else message(error)) from error
 
 
 # module -> package
@@ -214,11 +214,10 @@ PACKAGES = {"PIL": "pillow", "yaml": "pyyaml", "sklearn": "scikit-learn", "c2pa"
 
 
 @contextmanager
-def requiring(what: str) -> Iterator[None]:
+def requiring(feature: str) -> Iterator[None]:
     """Return a context that raises ConfigError if an import fails because a package is missing.
 
-    The message contains the command that installs the package. what: feature that requires the
-    package.
+    The message contains the command that installs the package. feature: what requires the package.
     """
     try:
         yield
@@ -226,20 +225,20 @@ def requiring(what: str) -> Iterator[None]:
         module = str(error.name).split(".")[0]
         package = PACKAGES.get(module, module)
         raise ConfigError(
-            f"{what} requires {package}, which is not installed: run `pip install {package}`"
+            f"{feature} requires {package}, which is not installed: run `pip install {package}`"
         ) from error
 
 
 def nearest(
-    name: str, known: Iterable[str], otherwise: str | None = None, cutoff: float = 0.6
+    name: str, known_names: Iterable[str], otherwise: str | None = None, cutoff: float = 0.6
 ) -> str:
     """Return a hint for an unknown name: the closest known name, if one is similar.
 
     If no name is similar, return `otherwise` or, without `otherwise`, a list of all known names.
     cutoff: minimum similarity, as in `difflib.get_close_matches`.
     """
-    known = list(known)
-    near = difflib.get_close_matches(name, known, 1, cutoff)
-    if near:
-        return f"did you mean {near[0]!r}?"
-    return otherwise or f"expected one of {', '.join(known)}"
+    known_names = list(known_names)
+    matches = difflib.get_close_matches(name, known_names, 1, cutoff)
+    if matches:
+        return f"did you mean {matches[0]!r}?"
+    return otherwise or f"expected one of {', '.join(known_names)}"

@@ -111,20 +111,20 @@ def checked_delta(delta: float | None, size_hint: int, section: str = "") -> flo
         raise ConfigError(
             f"{section}size_hint={size_hint!r}: set it to a whole number from {limits}"
         )
-    chosen = default_delta(size_hint) if delta is None else delta
-    named = f"{section}delta={delta!r}"
-    if not is_positive(chosen):
-        raise ConfigError(f"{named} must be a probability above 0. Raise δ, or leave it out")
-    if chosen > 1 / size_hint:
-        above = (
+    value = default_delta(size_hint) if delta is None else delta
+    setting = f"{section}delta={delta!r}"
+    if not is_positive(value):
+        raise ConfigError(f"{setting} must be a probability above 0. Raise δ, or leave it out")
+    if value > 1 / size_hint:
+        limit = (
             f"1/{section}size_hint = {1 / size_hint:.3g}: such a δ would allow the data of one "
             "image or person to be published"
         )
-        raise ConfigError(f"{named} is above {above}. Lower δ, or leave it out")
-    if chosen > LARGEST_DELTA:
-        above = f"{LARGEST_DELTA:g}: δ is the probability that there is no guarantee"
-        raise ConfigError(f"{named} is above {above}. Lower δ, or leave it out")
-    return chosen
+        raise ConfigError(f"{setting} is above {limit}. Lower δ, or leave it out")
+    if value > LARGEST_DELTA:
+        limit = f"{LARGEST_DELTA:g}: δ is the probability that there is no guarantee"
+        raise ConfigError(f"{setting} is above {limit}. Lower δ, or leave it out")
+    return value
 
 
 def conversion(order: float, delta: float, classic: bool = False) -> float:
@@ -198,8 +198,8 @@ def epsilon(
             # A negligible mu leads to a division by zero.
             with np.errstate(divide="ignore"):
                 return float(get_epsilon_gaussian(1 / math.sqrt(square), delta)) + ROOT_ERROR
-        found = _pld_epsilon(tuple(events), delta, adjacency)
-        return found if delta >= SMALLEST_PLD_DELTA else min(found, bound)
+        pld_epsilon = _pld_epsilon(tuple(events), delta, adjacency)
+        return pld_epsilon if delta >= SMALLEST_PLD_DELTA else min(pld_epsilon, bound)
     if accountant not in ACCOUNTANTS:
         raise BudgetError(
             f"accountant={accountant!r} is unknown: expected one of {', '.join(ACCOUNTANTS)}"
@@ -221,8 +221,10 @@ def squared_mu(event: DpEvent) -> float:
     """
     from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
 
-    uses, one = (event.count, event.event) if isinstance(event, SelfComposedDpEvent) else (1, event)
-    return uses / one.noise_multiplier**2 if isinstance(one, GaussianDpEvent) else math.inf
+    uses, base = (
+        (event.count, event.event) if isinstance(event, SelfComposedDpEvent) else (1, event)
+    )
+    return uses / base.noise_multiplier**2 if isinstance(base, GaussianDpEvent) else math.inf
 
 
 @lru_cache(maxsize=8)  # entries of about 10 MB each
@@ -339,10 +341,10 @@ def calibrate(
     Raises:
         BudgetError: The budget cannot be met. The message names the stage that costs most.
     """
-    given = {
+    multipliers = {
         name: ask.noise_multiplier for name, ask in asks.items() if ask.noise_multiplier is not None
     }
-    fixed = {name: asks[name].with_noise(noise) for name, noise in given.items()}
+    fixed = {name: asks[name].with_noise(noise) for name, noise in multipliers.items()}
     shares = {name: ask.share for name, ask in asks.items() if ask.share is not None}
     rests = [name for name in asks if name not in fixed and name not in shares]
     if len(rests) != 1:
@@ -369,17 +371,19 @@ def calibrate(
         )
 
     best_noise = noise_of_rest(asks[rest], solved, before, target, delta)
-    others = [*before, *(m.event for m in solved.values())]
+    other_events = [*before, *(m.event for m in solved.values())]
 
     def total(noise: float) -> float:
-        return epsilon([*others, asks[rest].with_noise(noise).event], delta, accountant, adjacency)
+        return epsilon(
+            [*other_events, asks[rest].with_noise(noise).event], delta, accountant, adjacency
+        )
 
     if accountant == EXACT:
         # The target requires less noise by the exact ε than by Rényi's bound. So the search can end
         # at 1.1 times the noise multiplier that Rényi's bound requires
-        enough = min(1.1 * best_noise, MOST_NOISE)
+        high = min(1.1 * best_noise, MOST_NOISE)
         best_noise = smallest_noise(
-            lambda noise: total(round_up(noise)) <= target, high=enough, tolerance=1e-4
+            lambda noise: total(round_up(noise)) <= target, high=high, tolerance=1e-4
         )
     if accountant == "pld":
         start = min(best_noise, MOST_NOISE)
@@ -424,18 +428,18 @@ def noise_of_rest(
     # Computed at all orders and cached, because the plan and every ledger need these curves too
     curves = [rdp_curve([m.event]) for m in solved.values()]
     best_noise = math.inf
-    for place, order in enumerate(ORDERS):
+    for index, order in enumerate(ORDERS):
         remaining_rdp = target - conversion(order, delta) - spent_rdp[order]
-        remaining_rdp -= sum(float(curve[place]) for curve in curves)
+        remaining_rdp -= sum(float(curve[index]) for curve in curves)
         fits = partial(_fits, ask, order, remaining_rdp)
         if remaining_rdp > 0 and (not math.isfinite(best_noise) or fits(best_noise * (1 - 1e-5))):
             best_noise = min(best_noise, smallest_noise(fits, high=min(best_noise, MOST_NOISE)))
     return best_noise
 
 
-def _fits(ask: NoiseRequest, order: float, most: float, noise: float) -> bool:
-    """Return whether the RDP of a request with this noise is at most `most`."""
-    return _mechanism_rdp(ask.with_noise(noise), order) <= most
+def _fits(ask: NoiseRequest, order: float, max_rdp: float, noise: float) -> bool:
+    """Return whether the RDP of a request with this noise is at most `max_rdp`."""
+    return _mechanism_rdp(ask.with_noise(noise), order) <= max_rdp
 
 
 def _infeasible(
@@ -446,21 +450,21 @@ def _infeasible(
             f"privacy.epsilon={target:g} cannot be met at delta={delta:.3g}, however much noise "
             f"{rest} adds. Raise privacy.epsilon, or lower the shares"
         )
-    alone = {name: epsilon([m.event], delta, accountant) for name, m in fixed.items()}
-    most = max(alone, key=lambda name: alone[name])
+    epsilons = {name: epsilon([m.event], delta, accountant) for name, m in fixed.items()}
+    dearest = max(epsilons, key=lambda name: epsilons[name])
     together = epsilon([m.event for m in fixed.values()], delta, accountant)
     if together <= target:
         return (
             f"privacy.epsilon={target:g} cannot be met, however much noise {rest} adds. Of the "
-            f"stages with a fixed noise multiplier, {most} costs most: ε = {alone[most]:.4g} "
-            f"({fixed[most]}). Raise {most}.noise, set it to a share such as '5%', or remove "
-            f"{most} from run"
+            f"stages with a fixed noise multiplier, {dearest} costs most: ε = "
+            f"{epsilons[dearest]:.4g} ({fixed[dearest]}). Raise {dearest}.noise, set it to a share "
+            f"such as '5%', or remove {dearest} from run"
         )
     return (
-        f"privacy.epsilon={target:g} cannot be met: {most} alone costs {alone[most]:.4g} "
-        f"({fixed[most]}); all stages with a fixed noise multiplier together cost {together:.4g}, "
-        f"which exceeds privacy.epsilon by {together - target:.3g}. Raise {most}.noise, set it to "
-        f"a share such as '5%', or remove {most} from run"
+        f"privacy.epsilon={target:g} cannot be met: {dearest} alone costs {epsilons[dearest]:.4g} "
+        f"({fixed[dearest]}); all stages with a fixed noise multiplier together cost "
+        f"{together:.4g}, which exceeds privacy.epsilon by {together - target:.3g}. Raise "
+        f"{dearest}.noise, set it to a share such as '5%', or remove {dearest} from run"
     )
 
 

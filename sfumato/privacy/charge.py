@@ -33,7 +33,7 @@ SMALLEST_NORM = 1e-20  # Far from both ends of the range in which float32 has fu
 LARGEST_NORM = 1e20
 
 
-def check_norm(stage: str, max_norm: float, charged: float | None = None) -> None:
+def check_norm(stage: str, max_norm: float, charged_norm: float | None = None) -> None:
     """Raise BudgetError if a bound is so small or so large that noise could be lost in rounding, or
     if it differs from the bound of the charge.
     """
@@ -42,10 +42,10 @@ def check_norm(stage: str, max_norm: float, charged: float | None = None) -> Non
             f"{stage}: max_norm={max_norm!r} must be a number from {SMALLEST_NORM:g} to "
             f"{LARGEST_NORM:g}. Outside this range, the noise could be lost in rounding"
         )
-    if charged is not None and max_norm != charged:
+    if charged_norm is not None and max_norm != charged_norm:
         raise BudgetError(
-            f"{stage}: max_norm={max_norm:g}, but the charge was opened for max_norm={charged:g}: "
-            "use the bound of the charge"
+            f"{stage}: max_norm={max_norm:g}, but the charge was opened for "
+            f"max_norm={charged_norm:g}: use the bound of the charge"
         )
 
 
@@ -242,10 +242,10 @@ class Charge:
                 lost.
         """
         images, labels = self.probe()
-        alone = rows_of(images[:1], labels[:1])
+        single_row = rows_of(images[:1], labels[:1])
         trial = rows_of(images, labels)
         form = form_of(trial, len(labels))
-        if form_of(alone, 1) != form:
+        if form_of(single_row, 1) != form:
             raise ConfigError(
                 "the shape or type of a row changes with the number of images in the batch: "
                 "return rows of one shape and type"

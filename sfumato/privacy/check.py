@@ -105,19 +105,21 @@ def verify(
     Raises LedgerError with every reason, and ConfigError if an argument cannot be used, for example
     `ledger_only` for a ledger in a project.
     """
-    beside = [path.parent / name for name in PROJECT_FILES if os.path.lexists(path.parent / name)]
+    project_files = [
+        path.parent / name for name in PROJECT_FILES if os.path.lexists(path.parent / name)
+    ]
     if ledger_only and artifacts:
         raise ConfigError(
             "{option.ledger_only} checks only the ledger, but {option.artifacts} also checks the "
             "files of its project: use only one of the two options",
             option="ledger_only",
         )
-    if ledger_only and beside:
+    if ledger_only and project_files:
         raise ConfigError(
             "{path} belongs to a project, because {file} exists: leave out {option.ledger_only}, "
             "which is for a ledger without its project",
             option="ledger_only",
-            file=beside[0],
+            file=project_files[0],
             path=path,
         )
     if all_opinions and find_spec("opacus") is None:
@@ -202,12 +204,12 @@ def check_ledger(
     problems += stated_problems(ledger, stored)
     problems += odometer_problems(ledger)
     spent = spent_on_one(records, delta, accountant, stored["adjacency"])
-    for what, bound, cost, at in (
+    for name, bound, cost, at in (
         ("the ledger's target", ledger["target"], stored["epsilon"][accountant], ledger["delta"]),
         ("the limit", limit, spent, delta),
     ):
         if bound is not None and not cost <= bound:
-            problems.append(f"epsilon={cost:.4f} at delta={at:.3g} exceeds {what} {bound:g}")
+            problems.append(f"epsilon={cost:.4f} at delta={at:.3g} exceeds {name} {bound:g}")
     return spent, problems
 
 
@@ -226,9 +228,9 @@ def stated_problems(ledger: Mapping, computed: Mapping) -> list[str]:
         stated = ledger["epsilon"].get(name, math.nan)
         if differs(stated, cost):
             problems.append(f"its epsilon ({name}) is {stated}, but its records cost {cost:.6g}")
-    if others := sorted(ledger["epsilon"].keys() - computed["epsilon"].keys()):
+    if unknown := sorted(ledger["epsilon"].keys() - computed["epsilon"].keys()):
         problems.append(
-            f"it states an epsilon for an unknown accountant ({', '.join(others)}): it was edited"
+            f"it states an epsilon for an unknown accountant ({', '.join(unknown)}): it was edited"
         )
     if listed(ledger["stages"]) != listed(computed["stages"]):
         problems.append(
@@ -260,31 +262,31 @@ def odometer_problems(ledger: Mapping) -> list[str]:
 
     The entry is recomputed from the ledger's records and from the charges in its list `others`.
     """
-    stated = ledger["odometer"]
+    entry = ledger["odometer"]
     try:
-        others = [{"id": None, "event": event} for event in stated["others"]]
+        others = [{"id": None, "event": event} for event in entry["others"]]
         line = odometer_line(
             ledger["records"],
             others,
             ledger["delta"],
-            stated["dataset_id"],
-            stated["head"],
+            entry["dataset_id"],
+            entry["head"],
             ledger["accountant"],
         )
     except BudgetError as error:
         return [f"its odometer cannot be read ({error})"]
     problems = [
-        f"its odometer states {key}={stated[key]}, but the listed charges give {line[key]:.6g}"
+        f"its odometer states {key}={entry[key]}, but the listed charges give {line[key]:.6g}"
         for key in ("charges", "epsilon")
-        if differs(stated[key], line[key])
+        if differs(entry[key], line[key])
     ]
-    head = stated["head"]
-    if stated["complete"] and head is None:
+    head = entry["head"]
+    if entry["complete"] and head is None:
         problems.append(
             "its odometer is marked as complete, but `head`, the hash of the journal's newest "
             "entry, is missing"
         )
-    if not stated["complete"] and head is not None:
+    if not entry["complete"] and head is not None:
         problems.append(
             "its odometer is marked as incomplete, but contains `head`, the hash of a journal's "
             "newest entry"
@@ -294,11 +296,11 @@ def odometer_problems(ledger: Mapping) -> list[str]:
             f"its odometer's head is {head!r}: expected 64 hexadecimal digits in lower case"
         )
     if (
-        stated["dataset_id"] not in {record["dataset_id"] for record in ledger["records"]}
+        entry["dataset_id"] not in {record["dataset_id"] for record in ledger["records"]}
         and ledger["records"]
     ):
         problems.append(
-            f"its odometer is for {stated['dataset_id']!r}, but the ledger contains no record of "
+            f"its odometer is for {entry['dataset_id']!r}, but the ledger contains no record of "
             "that dataset"
         )
     return problems
@@ -393,24 +395,24 @@ def lock_problems(ledger: Mapping, ledger_path: Path, lock: Path) -> list[str]:
     ]
     query_of = {str(ARTIFACTS / stage): stage for stage in QUERIES}
     problems = []
-    found: dict[str, set[str]] = defaultdict(set)  # all md5 values of each path
+    hashes: dict[str, set[str]] = defaultdict(set)  # all md5 values of each path
     for file in (*outs, *inputs):
-        found[file.place].add(file.md5)
+        hashes[file.place].add(file.md5)
         if (file.place == name or file.place in query_of) and (file.hash != "md5" or not file.md5):
             problems.append(f"{lock} contains no md5 of {file.place}: run `dvc repro`")
-    written = [out for out in outs if out.place == name]
-    if not written:
+    ledger_outs = [out for out in outs if out.place == name]
+    if not ledger_outs:
         problems.append(
             f"{lock} does not list {name}: the pipeline never finished. Run `dvc repro`"
         )
-    elif len(written) > 1:
+    elif len(ledger_outs) > 1:
         problems.append(f"{lock} lists {name} as written by two stages: an entry was added")
-    elif written[0].md5 != md5_of_file(ledger_path):
+    elif ledger_outs[0].md5 != md5_of_file(ledger_path):
         problems.append(
             f"{name} has a different md5 than {lock} states: one of the two files was edited, or "
             "they belong to different runs"
         )
-    for place in sorted({out.place for out in outs if len(found[out.place]) > 1}):
+    for place in sorted({out.place for out in outs if len(hashes[out.place]) > 1}):
         stale = (
             f"{name} was written before {place} changed (run `dvc repro`), or an entry was edited"
         )
@@ -418,7 +420,7 @@ def lock_problems(ledger: Mapping, ledger_path: Path, lock: Path) -> list[str]:
     # A damaged record may have no stage.
     recorded = {record.get("stage") for record in ledger["records"]}
     for place, stage in query_of.items():
-        if stage not in recorded and found[place] - {empty_artifact_md5(stage)}:
+        if stage not in recorded and hashes[place] - {empty_artifact_md5(stage)}:
             problems.append(
                 f"stage {stage} ran, according to {lock}, but the ledger contains no record of "
                 "this stage: a record was removed"
@@ -472,10 +474,10 @@ def artifact_problems(ledger: Mapping, project: Path) -> list[str]:
     for name, artifact in artifacts.items():
         if name not in STAGES or not artifact.enabled:
             continue
-        charged = {
+        charged_stages = {
             record["stage"] for record in artifact.records.values() if isinstance(record, dict)
         }
-        if name in QUERIES and name not in charged:
+        if name in QUERIES and name not in charged_stages:
             problems.append(
                 f"{artifact.path} contains no record of its own charge: its privacy.json was edited"
             )
@@ -486,12 +488,14 @@ def artifact_problems(ledger: Mapping, project: Path) -> list[str]:
         except SfumatoError as error:
             problems.append(str(error))
             continue
-        for other in (
-            other for other in STAGES[name].inputs if other in artifacts and settings.reads(other)
+        for input_name in (
+            input_name
+            for input_name in STAGES[name].inputs
+            if input_name in artifacts and settings.reads(input_name)
         ):
-            if not artifacts[other].records.keys() <= artifact.records.keys():
+            if not artifacts[input_name].records.keys() <= artifact.records.keys():
                 problems.append(
-                    f"{artifact.path} lacks records of {other}, an input of this artifact: a "
+                    f"{artifact.path} lacks records of {input_name}, an input of this artifact: a "
                     "record was removed"
                 )
     return problems

@@ -83,10 +83,10 @@ class Decision:
         if self.run is None or self.pays:
             return "not released yet"
         if self.kind == "restore":
-            released = f"already released as {self.run.record['id']}"
+            text = f"already released as {self.run.record['id']}"
             if self.problem:
-                return f"{released}. {self.problem}"
-            return f"{released}; it is not charged again"
+                return f"{text}. {self.problem}"
+            return f"{text}; it is not charged again"
         return (
             self.problem
             or f"resumes run {self.run.id[:8]} at no further cost, if the images have not changed"
@@ -137,11 +137,11 @@ def last_for(work: QueryWork, runs: Sequence[Run]) -> tuple[Run, bool] | None:
     inputs match; or None if there is no such run.
     """
     digest = work.digest
-    if same := [run for run in runs if run.opened.get("work") == digest]:
-        return same[-1], True
+    if matches := [run for run in runs if run.opened.get("work") == digest]:
+        return matches[-1], True
     of_the_plan = [run for run in runs if run.opened.get("plan") == work.plan]
-    if same := [run for run in of_the_plan if run.record.get("again", 0) >= work.again]:
-        return same[-1], work.inputs is None
+    if matches := [run for run in of_the_plan if run.record.get("again", 0) >= work.again]:
+        return matches[-1], work.inputs is None
     return None
 
 
@@ -151,15 +151,16 @@ def restoring_problem(state: Path, work: QueryWork, run: Run, same_inputs: bool)
     If the inputs have changed, the release cannot be restored in two cases: the query trains a
     network, or the new inputs depend on a charge that the release does not contain.
     """
-    kept = state / "runs" / run.id / RELEASED
-    if not os.path.lexists(kept):
+    release_folder = state / "runs" / run.id / RELEASED
+    if not os.path.lexists(release_folder):
         return (
             "The state directory contains no copy of this release. Restore the artifact (`dvc "
             f"checkout` or `dvc pull`), or pay for a new release: set {work.pay}"
         )
-    trained = work.stage in STAGES and STAGES[work.stage].network
+    trains_network = work.stage in STAGES and STAGES[work.stage].network
     if same_inputs or (
-        not trained and all(depends_on_charge(kept, record) for record in work.rests_on)
+        not trains_network
+        and all(depends_on_charge(release_folder, record) for record in work.rests_on)
     ):
         return ""
     return (
@@ -175,7 +176,7 @@ def resuming_problem(
 
     A run resumes only with the same inputs, images and mechanism.
     """
-    other = [
+    changed_terms = [
         f"{key}={run.record.get(key)}"
         for key, value in terms.items()
         if run.record.get(key) != value
@@ -191,9 +192,9 @@ def resuming_problem(
             f"{unfinished}, and was started on images that differ from the prepared ones. Prepare "
             f"the earlier images again, set another data.version, or pay again: set {work.pay}"
         )
-    if other:
+    if changed_terms:
         return (
             f"{unfinished}, and was started with another mechanism or privacy unit. That run "
-            f"has {', '.join(other)}. Restore its settings, or pay again: set {work.pay}"
+            f"has {', '.join(changed_terms)}. Restore its settings, or pay again: set {work.pay}"
         )
     return ""

@@ -87,27 +87,27 @@ class Mechanism:
         return cls(noise_multiplier=noise, sample_rate=rate, uses=uses)
 
     def to_json(self) -> dict:
-        found = {"type": "Gaussian", "noise_multiplier": float(self.noise_multiplier)}
+        content = {"type": "Gaussian", "noise_multiplier": float(self.noise_multiplier)}
         if self.sample_rate < 1:
-            found = {
+            content = {
                 "type": "PoissonSampled",
                 "sampling_probability": float(self.sample_rate),
-                "event": found,
+                "event": content,
             }
         return (
-            found
+            content
             if self.uses == 1
-            else {"type": "SelfComposed", "count": int(self.uses), "event": found}
+            else {"type": "SelfComposed", "count": int(self.uses), "event": content}
         )
 
     @property
     def event(self) -> DpEvent:
         from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 
-        one: DpEvent = GaussianDpEvent(self.noise_multiplier)
+        event: DpEvent = GaussianDpEvent(self.noise_multiplier)
         if self.sample_rate < 1:
-            one = PoissonSampledDpEvent(self.sample_rate, one)
-        return one if self.uses == 1 else SelfComposedDpEvent(one, self.uses)
+            event = PoissonSampledDpEvent(self.sample_rate, event)
+        return event if self.uses == 1 else SelfComposedDpEvent(event, self.uses)
 
     def __str__(self) -> str:
         return (

@@ -125,11 +125,11 @@ def compose(records: Records, delta: float, accountant: str = "rdp") -> dict:
         },
         "stages": {
             name: {
-                "epsilon": spent_on_one(charged, delta, by_line(accountant), adjacency),
+                "epsilon": spent_on_one(part, delta, by_line(accountant), adjacency),
                 "share": shares[name],
-                "records": sorted(charged),
+                "records": sorted(part),
             }
-            for name, charged in by_stage.items()
+            for name, part in by_stage.items()
         },
     }
 
@@ -254,12 +254,12 @@ def by_id(ledger: Mapping) -> dict[str, dict]:
         records = list(records.values())
     if not isinstance(records, list):
         return {}
-    named = (
+    valid_records = (
         record
         for record in records
         if isinstance(record, dict) and isinstance(record.get("id"), str)
     )
-    return {record["id"]: record for record in named}
+    return {record["id"]: record for record in valid_records}
 
 
 def records_in(file: Path) -> list[dict]:

@@ -93,8 +93,8 @@ def secret_generator(device: torch.device | str = "cpu") -> torch.Generator:
     state[TWISTER] = torch.from_numpy(words.astype(np.uint64).view(np.uint8))
     twin = np.random.MT19937()
     twin.state = {"bit_generator": "MT19937", "state": {"key": words, "pos": 624}}
-    drawn = torch.rand(4, generator=torch.Generator().set_state(state))
-    if drawn.tolist() != [int(word) % 2**24 / 2**24 for word in twin.random_raw(4)]:
+    sample = torch.rand(4, generator=torch.Generator().set_state(state))
+    if sample.tolist() != [int(word) % 2**24 / 2**24 for word in twin.random_raw(4)]:
         raise RuntimeError(
             "this version of torch stores the state of its generators in an unknown layout: "
             "install a version that constraints.txt allows"

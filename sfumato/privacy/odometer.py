@@ -93,15 +93,15 @@ class Odometer(Journal):
         For a resumed run, this is its newest record. Each record that `adopt` added counts as a
         charge.
         """
-        found: dict[str, dict] = {}
+        records: dict[str, dict] = {}
         for entry in self.entries():
             if entry["kind"] == OPEN:
-                found[entry["record"]["id"]] = entry["record"]
+                records[entry["record"]["id"]] = entry["record"]
             elif entry["kind"] == RESUME:
-                found[entry["id"]] = entry["record"]
+                records[entry["id"]] = entry["record"]
             elif entry["kind"] == ADOPT:
-                found |= {f"adopted {record['id']}": record for record in entry["records"]}
-        return list(found.values())
+                records |= {f"adopted {record['id']}": record for record in entry["records"]}
+        return list(records.values())
 
     def events(self) -> list[DpEvent]:
         return [event_of(record) for record in self.opened()]
@@ -112,31 +112,31 @@ class Odometer(Journal):
         The cost is unknown if the charge protected a different unit, or if it protected groups and
         images were later assigned to other groups.
         """
-        spent: set[str] = set()
+        units: set[str] = set()
         for entry in self.entries():
-            if entry["kind"] == REGROUP and UNITS[GROUP] in spent:
+            if entry["kind"] == REGROUP and UNITS[GROUP] in units:
                 return True
-            found = (
+            records = (
                 entry["records"]
                 if entry["kind"] == ADOPT
                 else [entry["record"]]
                 if "record" in entry
                 else []
             )
-            spent |= {record["unit"] for record in found}
-        return bool(spent - {UNITS[unit]})
+            units |= {record["unit"] for record in records}
+        return bool(units - {UNITS[unit]})
 
     def known(self) -> set[str]:
         """Return all record ids and heads in this journal, including adopted ones.
 
         If a ledger contains any other id or head, this journal lacks a charge.
         """
-        found: set[str] = set()
+        names: set[str] = set()
         for entry in self.entries():
-            found |= {entry["head"]} if "head" in entry else set()
-            found |= {entry["record"]["id"]} if entry["kind"] in (OPEN, RESUME) else set()
-            found |= {*entry["seen"]} if entry["kind"] == ADOPT else set()
-        return found
+            names |= {entry["head"]} if "head" in entry else set()
+            names |= {entry["record"]["id"]} if entry["kind"] in (OPEN, RESUME) else set()
+            names |= {*entry["seen"]} if entry["kind"] == ADOPT else set()
+        return names
 
     def missing(self, seen: Seen) -> set[str]:
         """Return the record ids and heads of `seen` that this journal lacks.
@@ -183,21 +183,23 @@ class Odometer(Journal):
         """
         with self.locked():
             salvaged: list[dict] = []
-            lost = 0
+            unreadable = 0
             known = set[str]()
             try:
                 if self.head() is None:
                     self.begin()
                 runs = self.charges()
             except BudgetError:
-                entries, lost = self.set_aside()
+                entries, unreadable = self.set_aside()
                 self.begin(lost=True)
-                found: list[Any] = [e.get("record") for e in entries if e["kind"] in (OPEN, RESUME)]
+                candidates: list[Any] = [
+                    e.get("record") for e in entries if e["kind"] in (OPEN, RESUME)
+                ]
                 for entry in (e for e in entries if e["kind"] == ADOPT):
                     adopted = entry.get("records")
-                    found += adopted if isinstance(adopted, list) else [None]
-                salvaged = [record for record in found if is_record(record)]
-                lost += len(found) - len(salvaged)
+                    candidates += adopted if isinstance(adopted, list) else [None]
+                salvaged = [record for record in candidates if is_record(record)]
+                unreadable += len(candidates) - len(salvaged)
             else:
                 for run in runs:
                     if run.end != CLOSE and run.record["id"] in seen.released:
@@ -209,7 +211,7 @@ class Odometer(Journal):
                 if record["id"] not in known
             }
             self.append(ADOPT, records=list(new.values()), seen=sorted({*seen.names, *new} - known))
-            return len(new), lost
+            return len(new), unreadable
 
     def charges(self, version: str | None = None) -> list[Run]:
         """Return the charges opened in this journal, by default for all versions of the images.
@@ -217,11 +219,11 @@ class Odometer(Journal):
         They are sorted by time. The time of an open charge is when it was opened. The time of any
         other charge is when it ended.
         """
-        found: dict[str, Run] = {}
+        runs: dict[str, Run] = {}
         for entry in self.entries():
             if entry["kind"] == OPEN:
-                found[entry["record"]["id"]] = Run(entry, entry["record"])
-            elif (run := found.get(str(entry.get("id")))) is None:
+                runs[entry["record"]["id"]] = Run(entry, entry["record"])
+            elif (run := runs.get(str(entry.get("id")))) is None:
                 continue
             elif entry["kind"] == RESUME:
                 run.record = entry["record"]
@@ -229,5 +231,5 @@ class Odometer(Journal):
                 run.uses, run.checkpoint = entry["uses"], entry.get("checkpoint")
             elif entry["kind"] in (CLOSE, ABANDON):
                 run.end, run.released = entry["kind"], entry.get("released")
-                found[run.id] = found.pop(run.id)
-        return [run for run in found.values() if version in (None, run.record.get("data_version"))]
+                runs[run.id] = runs.pop(run.id)
+        return [run for run in runs.values() if version in (None, run.record.get("data_version"))]

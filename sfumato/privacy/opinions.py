@@ -117,7 +117,7 @@ def kept_opinions(
     only, so that the author of a ledger cannot supply cached results.
     """
     versions = [version(name) for name in ("sfumato", "opacus", "dp-accounting")]
-    about = {
+    cache_key = {
         "records": list(records),
         "delta": delta,
         "accountant": accountant,
@@ -125,7 +125,7 @@ def kept_opinions(
     }
     if state is None or not state.is_dir():
         return all_opinions(records, delta, accountant)
-    file = state / "cache/opinions" / f"{digest_of(about)}.json"
+    file = state / "cache/opinions" / f"{digest_of(cache_key)}.json"
     with suppress(*UNREADABLE):
         return validated(dict[str, Opinion], read_json(file))
     opinions = all_opinions(records, delta, accountant)
@@ -158,8 +158,8 @@ def opacus_rdp(parts: Sequence[Mechanism], delta: float) -> Opinion:
 
     theirs = np.full(len(ORDERS), np.inf)
     terms = [
-        {"q": one.sample_rate, "noise_multiplier": one.noise_multiplier, "steps": one.uses}
-        for one in parts
+        {"q": part.sample_rate, "noise_multiplier": part.noise_multiplier, "steps": part.uses}
+        for part in parts
     ]
     for i, order in enumerate(ORDERS):
         # At orders below 2, Opacus sums long series; above 1024, its binomial coefficients

@@ -157,8 +157,8 @@ def check_repeats(
         # Clones, because a call may change its arguments, or a buffer that the last call returned
         trial = rows(images[:count].clone(), labels[:count].clone())
         trials.append((form_of(trial, count), trial.left.double().clone()))
-    (form, first), (same, second), (several, _) = trials
-    if form != same or not torch.allclose(first, second, rtol=1e-3, equal_nan=True):
+    (first_form, first), (second_form, second), (batch_form, _) = trials
+    if first_form != second_form or not torch.allclose(first, second, rtol=1e-3, equal_nan=True):
         raise ConfigError(
             f"{name}: in the trial on random pixels, the function `rows` returned two different "
             "rows for one image. The function remembers earlier images or draws random numbers. "
@@ -166,7 +166,7 @@ def check_repeats(
             "this change: compute each row from its own image only. No use of the charge is lost "
             "until the `with` block ends"
         )
-    if form != several:
+    if first_form != batch_form:
         raise ConfigError(
             f"{name}: the shape or type of a row changes with the number of images in the batch: "
             "return rows of one shape and type. No use of the charge is lost until the `with` "

@@ -75,11 +75,11 @@ def check_known(odometer: Odometer, card: Card, seen: Seen, bounded: bool) -> No
 
 
 def check_lifetime(
-    odometer: Odometer, coming: Mapping[str, Mechanism], permission: SpendingPolicy, unit: str
+    odometer: Odometer, mechanisms: Mapping[str, Mechanism], permission: SpendingPolicy, unit: str
 ) -> None:
     """Raise BudgetError if the past charges and the next run together exceed the lifetime budget.
 
-    coming: mechanisms of the next run, by stage; unit: unit of privacy of the next run.
+    mechanisms: mechanisms of the next run, by stage; unit: unit of privacy of the next run.
     """
     limit = permission.lifetime_epsilon
     dataset = odometer.dataset_id
@@ -87,26 +87,26 @@ def check_lifetime(
         return
 
     if odometer.spent_otherwise(unit):
-        one = "person" if unit == GROUP else "image"
+        unit_name = "person" if unit == GROUP else "image"
         raise BudgetError(
             f"privacy.lifetime_epsilon={limit:g} of dataset {dataset!r} cannot be guaranteed: "
             "some charges were opened under another privacy unit or with other groups, and their "
-            f"cost for one {one} is unknown. Prepare the images as before, or set "
+            f"cost for one {unit_name} is unknown. Prepare the images as before, or set "
             f"privacy.lifetime_epsilon: {UNLIMITED}, if the owner of the images agrees"
         )
 
     def cost(events: Iterable[DpEvent]) -> float:
         return epsilon(events, permission.delta, permission.accountant, permission.adjacency)
 
-    spent = odometer.events()
-    total = cost([*spent, *(mechanism.event for mechanism in coming.values())])
+    past_events = odometer.events()
+    total = cost([*past_events, *(mechanism.event for mechanism in mechanisms.values())])
     if total <= limit:
         return
     by_stage: dict[str, list[DpEvent]] = {}
-    for record, event in zip(odometer.opened(), spent, strict=True):
+    for record, event in zip(odometer.opened(), past_events, strict=True):
         by_stage.setdefault(record["stage"], []).append(event)
     lower = ""
-    if cost(spent) < 0.99 * limit:  # some budget is left
+    if cost(past_events) < 0.99 * limit:  # some budget is left
         lower = (
             ", or set a smaller privacy.epsilon for this plan (and privacy.lifetime_epsilon: "
             f"{limit:g}, if it is not set yet, because its default is privacy.epsilon)"
@@ -115,12 +115,12 @@ def check_lifetime(
         f"{name} {cost(events):.3g} ({len(events)} ×)" for name, events in by_stage.items()
     )
     future = ", ".join(
-        f"{name} {cost([mechanism.event]):.3g}" for name, mechanism in coming.items()
+        f"{name} {cost([mechanism.event]):.3g}" for name, mechanism in mechanisms.items()
     )
     raise BudgetError(
         f"privacy.lifetime_epsilon={limit:g} of dataset {dataset!r} would be exceeded: ε = "
-        f"{cost(spent):.4g} is already spent{f' on {past}' if past else ''}, and the next run "
-        f"({future}) would raise the total to {total:.4g}. Each stage's ε is the cost of this "
+        f"{cost(past_events):.4g} is already spent{f' on {past}' if past else ''}, and the next "
+        f"run ({future}) would raise the total to {total:.4g}. Each stage's ε is the cost of this "
         f"stage by itself, at δ = {bound_text(permission.delta, 3)}, so these numbers do not add "
         "up to the total. `stage ledger history` lists all charges. Keep the old release, if this "
         "project has one (undo the edit, or `git checkout` its params.yaml and dvc.lock), or raise "

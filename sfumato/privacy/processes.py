@@ -42,9 +42,9 @@ class SharedCharge(Charge):
         # any number of processes.
         secret = NoiseSource().generator
         for chosen, weights in super()._draw(draws):
-            places = assign_processes(secret, chosen, distributed.world_size())
-            distributed.broadcast_object((chosen, weights, places))
-            yield own_rows(chosen, weights, places)
+            ranks = assign_processes(secret, chosen, distributed.world_size())
+            distributed.broadcast_object((chosen, weights, ranks))
+            yield own_rows(chosen, weights, ranks)
         distributed.broadcast_object(None)
 
     def _noised(self, total: Tensor, std: float, integer: bool) -> Tensor:
@@ -79,10 +79,10 @@ class WorkerCharge(SharedCharge):
         self._closed |= kind != PROGRESS
 
 
-def own_rows(chosen: np.ndarray, weights: np.ndarray | None, places: np.ndarray) -> Drawn:
+def own_rows(chosen: np.ndarray, weights: np.ndarray | None, ranks: np.ndarray) -> Drawn:
     """Return the part of the draw that belongs to this process.
 
-    places: (n,), for each of the n entries of `chosen`, the rank of its process.
+    ranks: (n,), for each of the n entries of `chosen`, the rank of its process.
     """
-    mine = places == distributed.rank()
-    return chosen[mine], None if weights is None else weights[mine]
+    mask = ranks == distributed.rank()
+    return chosen[mask], None if weights is None else weights[mask]

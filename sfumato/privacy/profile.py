@@ -129,7 +129,8 @@ def best_guess(
     Guarantee: no test does better, regardless of any other knowledge.
     """
     events = [
-        replace(one, noise_multiplier=one.noise_multiplier * noise).event for one in mechanisms
+        replace(mechanism, noise_multiplier=mechanism.noise_multiplier * noise).event
+        for mechanism in mechanisms
     ]
     from dp_accounting import ComposedDpEvent
     from dp_accounting.pld import PLDAccountant
@@ -165,10 +166,10 @@ def true_positive_rate(profile: Profile, false_positive_rate: float = 0.01) -> f
         raise BudgetError(f"false_positive_rate={false_positive_rate} must lie in [0, 1]")
     forward = np.exp(profile.epsilons) * false_positive_rate + profile.deltas
     backward = 1 - np.exp(-profile.epsilons) * (1 - profile.deltas - false_positive_rate)
-    most = min(
+    bound = min(
         1.0, forward.min(), backward.min(), false_positive_rate + membership_advantage(profile)
     )
-    return float(max(false_positive_rate, most))
+    return float(max(false_positive_rate, bound))
 
 
 def bound_text(value: float, digits: int = 4) -> str:

@@ -37,12 +37,12 @@ def ledgers(folder: Path) -> list[dict]:
     file = folder / LEDGER
     code, committed = git("-C", str(folder), "show", f"HEAD:./{LEDGER}")
     if code == REFUSED and (folder / ".git").exists():
-        place = folder.resolve()
+        repository = folder.resolve()
         raise BudgetError(
-            f"git refuses to read the repository {place}, because another account owns it. The "
-            f"last committed {LEDGER} is therefore unknown. Work as the owner of the repository "
-            "or, if you trust everyone who can write to it, run `git config --global --add "
-            f"safe.directory {quoted(place)}`"
+            f"git refuses to read the repository {repository}, because another account owns it. "
+            f"The last committed {LEDGER} is therefore unknown. Work as the owner of the "
+            "repository or, if you trust everyone who can write to it, run `git config --global "
+            f"--add safe.directory {quoted(repository)}`"
         )
     with explained(BudgetError, lambda error: unreadable(file, error)):
         texts = []
@@ -68,8 +68,8 @@ def known_records(folder: Path, state: Path) -> dict[str, dict]:
 
 def artifacts_of(folder: Path) -> list[Path]:
     """Return the `privacy.json` files of a project's artifacts, and those in DVC's cache."""
-    here = (folder / ARTIFACTS).glob(f"*/{PRIVACY}")
-    return [*here, folder / PUBLIC / PRIVACY, *cached(folder)]
+    artifact_files = (folder / ARTIFACTS).glob(f"*/{PRIVACY}")
+    return [*artifact_files, folder / PUBLIC / PRIVACY, *cached(folder)]
 
 
 def kept_releases(state: Path) -> Iterator[Path]:
@@ -153,15 +153,15 @@ def gap_in(odometer: Odometer, records: Mapping[str, dict], earlier: set[str]) -
 
     earlier: record ids and journal heads that occur in ledgers.
     """
-    mine = odometer.dataset_id
-    others = {record["unit"] for record in odometer.opened()} - {
+    dataset_id = odometer.dataset_id
+    other_units = {record["unit"] for record in odometer.opened()} - {
         record["unit"] for record in records.values()
     }
-    released = frozenset(seen_of({"records": list(records.values())}, mine))
-    if others and records:
+    released = frozenset(seen_of({"records": list(records.values())}, dataset_id))
+    if other_units and records:
         return (
             f"{odometer.path} also contains charges with another privacy unit "
-            f"({', '.join(sorted(others))}). They cannot be composed with the charges in this "
+            f"({', '.join(sorted(other_units))}). They cannot be composed with the charges in this "
             "ledger. This cannot be undone"
         )
     missing = odometer.missing(Seen(released | earlier, released))
@@ -180,7 +180,7 @@ def gap_in(odometer: Odometer, records: Mapping[str, dict], earlier: set[str]) -
         )
     if missing:
         return (
-            f"{odometer.path} lacks a charge on dataset {mine!r}, or lists it as still open, "
+            f"{odometer.path} lacks a charge on dataset {dataset_id!r}, or lists it as still open, "
             "although a ledger or an artifact contains this charge. Restore the newest state "
             "directory or, if it is lost, run `stage ledger adopt`"
         )
@@ -212,17 +212,17 @@ def adopt_charges(
     Returns (odometer, number of added charges, number of unreadable entries of the old journal).
     """
     if (folder / CARD_PATH).exists():
-        named = read_card(folder / CARD_PATH).dataset_id
+        dataset_id = read_card(folder / CARD_PATH).dataset_id
     else:  # `stage prepare sensitive` writes the card, and needs a journal first
-        named = load_params(folder / "params.yaml", folder / RECIPES).data.name
-    odometer = Odometer(state, named)
-    here = [
+        dataset_id = load_params(folder / "params.yaml", folder / RECIPES).data.name
+    odometer = Odometer(state, dataset_id)
+    records = [
         record
         for record in known_records(folder, state).values()
-        if record.get("dataset_id") == named
+        if record.get("dataset_id") == dataset_id
     ]
-    valid = [record for record in here if not record_problems("record", record)]
-    for record in here:
+    valid = [record for record in records if not record_problems("record", record)]
+    for record in records:
         if record not in valid:
             say(f"note: the charge {record['id'][:8]} is left out: its record is damaged")
-    return odometer, *odometer.adopt(valid, seen_in_project(named, folder, state))
+    return odometer, *odometer.adopt(valid, seen_in_project(dataset_id, folder, state))

@@ -48,17 +48,17 @@ def is_record(content: object) -> bool:
     return True
 
 
-def record_problems(place: str, record: object) -> list[str]:
+def record_problems(label: str, record: object) -> list[str]:
     """List the reasons not to trust a record, one sentence each.
 
-    place: name to use in messages if the record has no valid id.
+    label: name to use in messages if the record has no valid id.
     """
     if isinstance(record, dict) and not re.fullmatch("[0-9a-f]{32}", str(record.get("id"))):
-        return [f"{place} has no id of 32 hexadecimal digits"]
+        return [f"{label} has no id of 32 hexadecimal digits"]
     try:
         validated(Record, record)
     except ValueError as error:
-        return [f"{place} is not a complete record ({error})"]
+        return [f"{label} is not a complete record ({error})"]
     assert isinstance(record, dict)
     name = f"record {record['id'][:8]}"
     problems = []

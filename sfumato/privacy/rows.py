@@ -48,9 +48,9 @@ def label_rows(labels: Tensor, classes: int) -> Tensor:
     """
     if labels.ndim == 1:
         return one_hot(labels, classes)
-    found = (labels == 1).double()
-    found = torch.cat([found, (found.sum(dim=1, keepdim=True) == 0).double()], dim=1)
-    return found / found.sum(dim=1, keepdim=True).sqrt()
+    rows = (labels == 1).double()
+    rows = torch.cat([rows, (rows.sum(dim=1, keepdim=True) == 0).double()], dim=1)
+    return rows / rows.sum(dim=1, keepdim=True).sqrt()
 
 
 # Width, type and device of each part of rows
@@ -123,8 +123,8 @@ def bounded_sum(rows: Rows, max_norm: float, weights: Tensor | None = None) -> T
         [torch.linalg.vector_norm(part, math.inf, dim=1) <= HIGHEST for part in parts]
     ).all(dim=0)
     broken = (~sound).nonzero().flatten()
-    for part, given in zip(parts, (part for part in rows if part is not None), strict=True):
-        if given.dtype == torch.float64:  # other types cannot represent such small entries
+    for part, original in zip(parts, (part for part in rows if part is not None), strict=True):
+        if original.dtype == torch.float64:  # other types cannot represent such small entries
             part.masked_fill_(part.abs() < LOWEST, 0)
         part.index_fill_(0, broken, 0)  # zeroed, because infinity · 0 would be NaN
     norms = torch.stack([torch.linalg.vector_norm(part, dim=1) for part in parts]).prod(dim=0)

@@ -23,8 +23,8 @@ def poisson_draw(generator: np.random.Generator, size: int, sample_rate: float) 
     """
     if sample_rate >= 1 or not size:
         return np.arange(size, dtype=np.int64)
-    drawn = generator.binomial(size, sample_rate)
-    return np.sort(generator.choice(size, size=drawn, replace=False, shuffle=False)).astype(
+    count = generator.binomial(size, sample_rate)
+    return np.sort(generator.choice(size, size=count, replace=False, shuffle=False)).astype(
         np.int64
     )
 

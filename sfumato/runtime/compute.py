@@ -107,9 +107,9 @@ def one_thread() -> Iterator[None]:
     They may also add up numbers in another order, which changes the last bits of the result.
     """
     with ONE_AT_A_TIME:
-        before = torch.get_num_threads()
+        threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
             yield
         finally:
-            torch.set_num_threads(before)
+            torch.set_num_threads(threads)

@@ -34,16 +34,16 @@ def join() -> None:
         return
     gpus = compute.device().type == "cuda"
     if gpus:
-        place = int(os.environ["LOCAL_RANK"])
+        local_rank = int(os.environ["LOCAL_RANK"])
         cards = torch.cuda.device_count()
         if (count := int(os.environ["LOCAL_WORLD_SIZE"])) > cards:
-            if place > 0:
+            if local_rank > 0:
                 raise SystemExit(0)
             raise ConfigError(
                 f"SFUMATO_LAUNCH starts {count} processes for {cards} GPUs: use "
                 f"--nproc-per-node={cards}"
             )
-        torch.cuda.set_device(place)
+        torch.cuda.set_device(local_rank)
     # The other processes may wait long while the first one encodes or trains
     dist.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo", timeout=timedelta(hours=24))
 
@@ -94,23 +94,24 @@ def agree(tensors: Iterable[Tensor], *plain: object) -> None:
         flat = broadcast(torch.cat(parts))
         for tensor, part in zip(tensors, flat.split([len(part) for part in parts]), strict=True):
             tensor.copy_(part.clone().view(tensor.dtype).view_as(tensor))
-        mine = (*plain, int(flat.sum()))
-        _refuse_unless(broadcast_object(mine) == mine)
+        values = (*plain, int(flat.sum()))
+        _refuse_unless(broadcast_object(values) == values)
 
 
 def check_alike(parts: Sequence[Tensor]) -> None:
     """Raise ConfigError in all processes unless all have equal `parts`, up to rounding."""
     if world_size() > 1:
-        mine = [part.detach().cpu().double() for part in parts]
+        own_parts = [part.detach().cpu().double() for part in parts]
         pairs = [
-            (part, broadcast(part.clone(memory_format=torch.contiguous_format))) for part in mine
+            (part, broadcast(part.clone(memory_format=torch.contiguous_format)))
+            for part in own_parts
         ]
         # The tolerance covers different processors, but not different precisions.
         _refuse_unless(all(torch.allclose(a, b, 1e-5, 1e-5, equal_nan=True) for a, b in pairs))
 
 
-def _refuse_unless(same: bool) -> None:
-    if not all_min(same):
+def _refuse_unless(alike: bool) -> None:
+    if not all_min(alike):
         raise ConfigError(
             "the processes compute different numbers, so their results must not be added up: start "
             "the processes on machines of one kind with the same installation, or run without "
@@ -134,12 +135,12 @@ def map_sharded(tasks: Sequence[T], work: Callable[[T], R]) -> list[R]:
 
     Returns all results, in the order of the tasks, in every process.
     """
-    mine = [work(task) for task in tasks[rank() :: world_size()]]
+    own_results = [work(task) for task in tasks[rank() :: world_size()]]
     if world_size() == 1:
-        return mine
+        return own_results
     parts: list[list[R]] = [[]] * world_size()
-    dist.all_gather_object(parts, mine)
-    return [parts[place % world_size()][place // world_size()] for place in range(len(tasks))]
+    dist.all_gather_object(parts, own_results)
+    return [parts[index % world_size()][index // world_size()] for index in range(len(tasks))]
 
 
 def all_min(count: int) -> int:

@@ -34,7 +34,7 @@ def log_access(state: Path, **fields: object) -> None:
 
     The actor is $SFUMATO_ACTOR, which anyone may set, or the account if this variable is not set.
     """
-    who = {
+    entry = {
         "time": int(time.time()),
         "actor": os.environ.get(ACTOR) or account(),
         "account": account(),
@@ -42,7 +42,7 @@ def log_access(state: Path, **fields: object) -> None:
     descriptor = os.open(state / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         # The line end is written first, so that a line cut off by a kill damages no later line
-        file.write(b"\n" + json.dumps(who | fields).encode())
+        file.write(b"\n" + json.dumps(entry | fields).encode())
         file.flush()
         os.fsync(descriptor)
 
@@ -53,10 +53,10 @@ def logged_actors(state: Path) -> dict[str, str]:
     Damaged lines are skipped. Control characters in names are escaped, because a terminal would
     obey them.
     """
-    found = {}
+    actors = {}
     with suppress(FileNotFoundError):
         for line in (state / LOG).read_text(encoding="utf-8", errors="replace").split("\n"):
             with suppress(ValueError, KeyError, TypeError):
                 entry = parse_json(line)
-                found[str(entry["head"])] = escaped(str(entry["actor"]))
-    return found
+                actors[str(entry["head"])] = escaped(str(entry["actor"]))
+    return actors

@@ -47,10 +47,10 @@ def quoted(path: Path) -> str:
     return shlex.quote(text)
 
 
-def missing_text(path: Path, usual: str) -> str:
+def missing_text(path: Path, default: str) -> str:
     """Return the error message for a missing file of a project.
 
-    The message is `usual`, except in a project that `stage merge` made.
+    The message is `default`, except in a project that `stage merge` made.
     """
     for folder in path.parents:
         with passing_over(*UNREADABLE):
@@ -60,7 +60,7 @@ def missing_text(path: Path, usual: str) -> str:
                     "queries ran in the owners' projects. `stage run` runs the other stages. To "
                     "change a setting, change it in all owners' projects, and merge again"
                 )
-    return usual
+    return default
 
 
 Form = TypeVar("Form")
@@ -161,8 +161,8 @@ def validated(kind: type[Form], content: object) -> Form:
         raise ValueError(str(error)) from error
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"])) or "the whole content"
-        raise ValueError(f"{place}: {first['msg']}, found {str(first['input'])[:60]!r}") from error
+        entry = ".".join(map(str, first["loc"])) or "the whole content"
+        raise ValueError(f"{entry}: {first['msg']}, found {str(first['input'])[:60]!r}") from error
 
 
 def dataset_name(name: str) -> str:

@@ -81,9 +81,9 @@ def entries_below(folder: Path) -> Iterator[str]:
         if is_failure(error):
             raise error
 
-    for place, folders, files in os.walk(folder, onerror=refuse):
+    for directory, folders, files in os.walk(folder, onerror=refuse):
         folders.sort()
-        yield from (os.path.join(place, name) for name in sorted([*folders, *files]))
+        yield from (os.path.join(directory, name) for name in sorted([*folders, *files]))
 
 
 @contextmanager
@@ -193,8 +193,8 @@ def replacing_directory(path: Path, *, private: bool = False) -> Iterator[Path]:
     try:
         with naming(path):
             yield temporary
-            for written in [*temporary.rglob("*"), temporary]:
-                sync(written)
+            for entry in [*temporary.rglob("*"), temporary]:
+                sync(entry)
         if path.is_dir() and not path.is_symlink():
             path.rename(aside)
         os.replace(temporary, path)
@@ -263,8 +263,8 @@ def is_running(process: int, since: float) -> bool:
     import psutil
 
     try:
-        found = psutil.Process(process)
-        return bool(found.create_time() <= since and found.status() != psutil.STATUS_ZOMBIE)
+        proc = psutil.Process(process)
+        return bool(proc.create_time() <= since and proc.status() != psutil.STATUS_ZOMBIE)
     except psutil.AccessDenied:  # it runs, but belongs to another account
         return True
     except (psutil.NoSuchProcess, ValueError, OverflowError):

@@ -42,15 +42,15 @@ def in_use(state: Path, dataset_id: str = ANY) -> Iterator[None]:
         directory.mkdir(mode=0o700, exist_ok=True)
     # The random part distinguishes processes of several machines that share the directory.
     file = folder / f"{this_process()} {secrets.token_hex(4)}.lock"
-    held = ExitStack()
+    stack = ExitStack()
     owner = os.getpid()
     with holding(file_lock(folder.parent / GATE)):
-        held.enter_context(holding(file_lock(file, thread_local=False)))
+        stack.enter_context(holding(file_lock(file, thread_local=False)))
     try:
         yield
     finally:
         if os.getpid() == owner:  # a forked child must not remove its parent's lock
-            held.close()
+            stack.close()
             file.unlink(missing_ok=True)
 
 

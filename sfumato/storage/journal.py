@@ -109,8 +109,8 @@ class Journal:
 
     def records(self) -> list[dict]:
         """Return the records in all entries. A resumed charge has several records."""
-        found = [(*entry.get("records", ()), entry.get("record")) for entry in self.entries()]
-        return [record for records in found for record in records if record is not None]
+        groups = [(*entry.get("records", ()), entry.get("record")) for entry in self.entries()]
+        return [record for records in groups for record in records if record is not None]
 
     def head(self) -> str | None:
         """Return the head of the newest entry, which depends on all entries.
@@ -146,12 +146,12 @@ class Journal:
             aside.touch(0o600)
         sync(aside.parent)
         self.anchor.unlink(missing_ok=True)
-        found = []
+        entries = []
         lines = [line for file in self._aside() for line in self.lines(file)]
         for line in lines:
             with suppress(BudgetError):
-                found.append(self._parsed(line, 0))
-        return found, len(lines) - len(found)
+                entries.append(self._parsed(line, 0))
+        return entries, len(lines) - len(entries)
 
     def lines(self, file: Path | None = None) -> list[str]:
         """Return the lines of the journal, or of another file, without an unfinished last line."""
@@ -212,7 +212,9 @@ class Journal:
         """
         if not self.path.exists():
             raise self._missing()
-        found, head, chained = [], "", False
+        entries: list[dict] = []
+        head = ""
+        chained = False
         for number, line in enumerate(self.lines(), 1):
             entry = self._parsed(line, number)
             head = link(salt, head, entry)
@@ -222,13 +224,13 @@ class Journal:
                     f"{self.path} is damaged or was edited, in line {number} or before it: "
                     f"{WAY_OUT}"
                 )
-            found.append(entry)
-        if not any(entry.get("head") == newest for entry in found):
+            entries.append(entry)
+        if not any(entry.get("head") == newest for entry in entries):
             raise BudgetError(
                 f"{self.path} lacks its newest entries, which {self.anchor.name} still records: "
                 f"{WAY_OUT}"
             )
-        return found
+        return entries
 
     def _missing(self) -> BudgetError:
         return BudgetError(
@@ -246,9 +248,9 @@ class Journal:
             entry = parse_json(line)
             return {**entry, "kind": str(entry["kind"])}
 
-    def _append(self, salt: bytes, before: str, kind: str, fields: dict) -> None:
+    def _append(self, salt: bytes, previous_head: str, kind: str, fields: dict) -> None:
         entry = {"kind": kind, "time": int(time.time()), **fields}
-        head = link(salt, before, entry)
+        head = link(salt, previous_head, entry)
         # Logged before the entry is written, so that every entry has an actor
         log_access(self.path.parent.parent, dataset=self.dataset_id, kind=kind, head=head)
         self._write(json.dumps({**entry, "head": head}, allow_nan=False).encode() + b"\n")
@@ -281,10 +283,10 @@ class Journal:
             os.close(descriptor)
 
 
-def link(salt: bytes, before: str, entry: dict) -> str:
+def link(salt: bytes, previous_head: str, entry: dict) -> str:
     """Return the head of an entry: HMAC-SHA256 of the previous head and the entry, under `salt`."""
     content = {key: value for key, value in entry.items() if key != "head"}
-    return hmac.digest(salt, canonical([before, content]), "sha256").hex()
+    return hmac.digest(salt, canonical([previous_head, content]), "sha256").hex()
 
 
 def is_complete(line: str) -> bool:

@@ -105,8 +105,8 @@ class Allowance:
         """
         self.path = path
         self.folder = folder
-        made = next(place for place in (folder, *folder.parents) if place.exists())
-        free = shutil.disk_usage(made).free - SPARE_DISK
+        existing_folder = next(parent for parent in (folder, *folder.parents) if parent.exists())
+        free = shutil.disk_usage(existing_folder).free - SPARE_DISK
         self.limit = max(0, min(free, max(LARGEST_PICTURE, EXPANSION * size)))
         self.remaining = self.limit
 
@@ -135,19 +135,21 @@ class BoundedReader(io.BufferedReader):
     A read never allocates more memory than the number of bytes that remain in the file.
     """
 
-    def __init__(self, path: Path, most: int) -> None:
-        """Open the file. most: maximum number of bytes that one read may return."""
+    def __init__(self, path: Path, max_bytes: int) -> None:
+        """Open the file. max_bytes: maximum number of bytes that one read may return."""
         super().__init__(path.open("rb", buffering=0))
-        self.most = most
+        self.max_bytes = max_bytes
         self.size = os.fstat(self.fileno()).st_size
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Read like the base class. Raises ValueError if the result would exceed `most` bytes."""
+        """Read like the base class. Raises ValueError if the result would exceed `max_bytes`."""
         remaining = max(0, self.size - self.tell())
         if size is None or size < 0 or size > remaining:
             size = remaining
-        if size > self.most:
-            raise ValueError(f"a part of it has {size:,} bytes, expected at most {self.most:,}")
+        if size > self.max_bytes:
+            raise ValueError(
+                f"a part of it has {size:,} bytes, expected at most {self.max_bytes:,}"
+            )
         return super().read(size)
 
 

@@ -87,13 +87,13 @@ class Records(dict[str, Record]):
             )
         if not self.owners:
             return None
-        present = {record["dataset_id"] for record in self.values()}
+        dataset_ids = {record["dataset_id"] for record in self.values()}
         if len({*self.owners}) < 2:
             return (
                 "it declares that merged data sets share no person, but names only one data set, "
                 f"{self.owners[0]}: expected two or more"
             )
-        if not {*self.owners} <= present:
+        if not {*self.owners} <= dataset_ids:
             return (
                 f"it declares that the data sets {', '.join(self.owners)} share no person, but it "
                 "has no records of some of these data sets"

@@ -27,12 +27,12 @@ def state_dir() -> Path:
 
     It is $SFUMATO_STATE, or the user's state directory.
     """
-    named = os.environ.get("SFUMATO_STATE")
-    path = Path(named or user_state_path("sfumato"))
-    if named and not path.is_absolute():
+    setting = os.environ.get("SFUMATO_STATE")
+    path = Path(setting or user_state_path("sfumato"))
+    if setting and not path.is_absolute():
         raise ConfigError(
-            f"SFUMATO_STATE={named} is a relative path, so commands run in different folders would "
-            "use different odometers: give an absolute path"
+            f"SFUMATO_STATE={setting} is a relative path, so commands run in different folders "
+            "would use different odometers: give an absolute path"
         )
     if path.exists() and not path.is_dir():
         raise ConfigError(
@@ -65,7 +65,7 @@ def git(*words: str) -> tuple[int, str]:
     # run it.
     environment["GIT_ALLOW_PROTOCOL"] = "none"
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             ["git", *CAUTION, *words],
             capture_output=True,
             errors="surrogateescape",  # a path may contain any bytes
@@ -76,9 +76,9 @@ def git(*words: str) -> tuple[int, str]:
     except OSError:
         return 127, ""
     # git's message contains the name safe.directory in every language.
-    if done.returncode != 0 and "safe.directory" in done.stderr:
+    if result.returncode != 0 and "safe.directory" in result.stderr:
         return REFUSED, ""
-    return done.returncode, done.stdout
+    return result.returncode, result.stdout
 
 
 @functools.cache
