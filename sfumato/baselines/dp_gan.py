@@ -52,14 +52,14 @@ class Discriminator(Denoiser):
         self.classes = classes
         layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, padding=1), nn.LeakyReLU(0.2)]
         sides = both_sides(resolution)
-        wide = width
+        inputs = width
         while math.prod(sides) > 4**2:  # reduce to at most 4×4 cells
-            following = min(2 * wide, 4 * width)  # the width is at most 4 times the first width
-            layers += [nn.Conv2d(wide, following, 3, stride=2, padding=1), nn.LeakyReLU(0.2)]
+            outputs = min(2 * inputs, 4 * width)  # the width is at most 4 times the first width
+            layers += [nn.Conv2d(inputs, outputs, 3, stride=2, padding=1), nn.LeakyReLU(0.2)]
             sides = half(sides)
-            wide = following
+            inputs = outputs
         self.body = nn.Sequential(*layers)
-        cells = wide * math.prod(sides)
+        cells = inputs * math.prod(sides)
         self.head = nn.Linear(cells, 1)
         self.by_label = nn.Embedding(classes + 1, cells)
         nn.init.zeros_(self.by_label.weight)
@@ -113,7 +113,7 @@ class AdversarialState:
         self.against = copy.copy(model)
         self.against.target = -1
 
-    def generated(self, purpose: int) -> tuple[Tensor, Tensor, Draws]:
+    def generate_batch(self, purpose: int) -> tuple[Tensor, Tensor, Draws]:
         """Generate images for one step.
 
         Returns the images, of shape (`fakes`, C, H, W), their labels, and the random numbers
@@ -128,11 +128,11 @@ class AdversarialState:
         images = self.network(
             torch.randn(len(labels), self.network.latent, generator=random).to(self.device), labels
         )
-        drawn = draw(self.model, images.cpu(), 1, self.config.noise_levels, random)
+        draws = draw(self.model, images.cpu(), 1, self.config.noise_levels, random)
         return (
             images,
             labels,
-            Draws(**{name: value.to(self.device) for name, value in vars(drawn).items()}),
+            Draws(**{name: value.to(self.device) for name, value in vars(draws).items()}),
         )
 
     def step(self, charge: Charge) -> dict[str, float]:
@@ -146,16 +146,16 @@ class AdversarialState:
         # Gradients for generated images are clipped too.
         # Otherwise, they would outweigh the gradients for real images.
         with torch.no_grad():
-            fakes = self.generated(0)
+            fakes = self.generate_batch(0)
         total = clipped_gradient_sum(
             self.against, judge.parameters, *fakes, bound, Microbatch(judge.microbatch_size)
         )
         row = update(judge, released, total.float() / self.config.fakes)
 
         # Train the generator to fool the released discriminator.
-        images, labels, drawn = self.generated(1)
+        images, labels, draws = self.generate_batch(1)
         loss = self.model.per_image_loss(
-            images, labels, drawn.levels[:, 0], drawn.noise[:, 0]
+            images, labels, draws.levels[:, 0], draws.noise[:, 0]
         ).mean()
         self.pupil.descend(
             parameters_to_vector(torch.autograd.grad(loss, [*self.pupil.parameters.values()]))

@@ -65,15 +65,15 @@ class RendererGenerator:
         """Render (N, C, H, W) float32 in [0, 1] from kinds and genes, image by image."""
         images = torch.empty(len(kinds), *self.shape)
         for i, (kind, row) in enumerate(zip(kinds.tolist(), genes.double().numpy(), strict=True)):
-            drawn = self.render(Genes(row), kind)  # type: ignore[arg-type]
-            images[i] = torch.from_numpy(drawn.copy()).permute(2, 0, 1) / 255
+            image = self.render(Genes(row), kind)  # type: ignore[arg-type]
+            images[i] = torch.from_numpy(image.copy()).permute(2, 0, 1) / 255
         return images
 
 
-def varied(genes: Tensor, strength: float, random: torch.Generator) -> Tensor:
+def perturb(genes: Tensor, strength: float, random: torch.Generator) -> Tensor:
     """Add normal noise with the standard deviation `strength` to genes, reflected at 0 and 1."""
-    moved = (genes + strength * torch.randn(genes.shape, generator=random)).remainder(2)
-    return torch.where(moved > 1, 2 - moved, moved).clamp(max=1 - 1e-6)
+    noisy = (genes + strength * torch.randn(genes.shape, generator=random)).remainder(2)
+    return torch.where(noisy > 1, 2 - noisy, noisy).clamp(max=1 - 1e-6)
 
 
 class Population(NamedTuple):
@@ -94,8 +94,8 @@ def first_population(
     """
     kinds = torch.empty_like(labels)
     for label in labels.unique():
-        places = (labels == label).nonzero().flatten()
-        kinds[places] = balanced_labels(len(places), None, generator.kinds, random)
+        indices = (labels == label).nonzero().flatten()
+        kinds[indices] = balanced_labels(len(indices), None, generator.kinds, random)
     return Population(labels, kinds, generator.draw(len(kinds), random))
 
 
@@ -118,14 +118,14 @@ def parents_of(
     """
     parents = torch.empty_like(next_labels)
     for label in next_labels.unique():
-        places = (next_labels == label).nonzero().flatten()
+        indices = (next_labels == label).nonzero().flatten()
         candidates = (labels == label).double()
         strong = torch.where(votes[label] > threshold, votes[label], 0).double() * candidates
         weights = next(
             (each for each in (strong, candidates) if each.sum() > 0), torch.ones_like(candidates)
         )
-        parents[places] = (
-            balanced_labels(len(places), weights / weights.sum(), len(weights), random)
+        parents[indices] = (
+            balanced_labels(len(indices), weights / weights.sum(), len(weights), random)
             .sort()
             .values
         )
@@ -142,14 +142,14 @@ def descendants(
     """Create the candidates of the next round from their parents.
 
     For each pair of a parent and a class, the first child is a copy of the parent. All other
-    children are variations of the parent, as `varied` computes them.
+    children are variations of the parent, as `perturb` computes them.
     """
     genes = population.genes[parents]
-    _, first = np.unique(
+    _, first_children = np.unique(
         torch.stack([parents, next_labels], dim=1).numpy(), axis=0, return_index=True
     )
-    again = np.delete(np.arange(len(parents)), first)
-    genes[again] = varied(genes[again], strength, random)
+    later_children = np.delete(np.arange(len(parents)), first_children)
+    genes[later_children] = perturb(genes[later_children], strength, random)
     return Population(next_labels, population.kinds[parents], genes)
 
 
@@ -179,14 +179,14 @@ def nearest_votes(
     vector is not finite, if its class has no candidates, or if its class is out of range.
     """
     finite = vectors.isfinite().all(dim=1)
-    where = on_grid(torch.where(finite[:, None], vectors, 0))
-    places = on_grid(candidates)
+    image_points = on_grid(torch.where(finite[:, None], vectors, 0))
+    candidate_points = on_grid(candidates)
     # (B, N): squared distance of image and candidate, minus the squared norm of the image.
     # This norm is the same for all candidates, so it does not change which one is nearest.
-    far = places.square().sum(1) - 2 * where @ places.T
-    far = far.masked_fill(labels[:, None] != candidate_labels, float("inf"))
-    lowest, nearest = far.min(dim=1)
-    votes = torch.zeros_like(far).scatter_(1, nearest[:, None], 1)
+    distances = candidate_points.square().sum(1) - 2 * image_points @ candidate_points.T
+    distances = distances.masked_fill(labels[:, None] != candidate_labels, float("inf"))
+    lowest, nearest = distances.min(dim=1)
+    votes = torch.zeros_like(distances).scatter_(1, nearest[:, None], 1)
     return Rows(one_hot(labels, classes), votes * (finite & lowest.isfinite())[:, None])
 
 
@@ -255,23 +255,29 @@ def query_evolve(
     report(charge.used, charge.uses)
     while charge.used < charge.uses:
         # Release the votes once.
-        done = charge.used
+        finished_rounds = charge.used
         parts = generator.images(population.kinds, population.genes).split(FEATURE_BATCH)
         vectors = torch.cat([embedding(part.to(embedding.mean.device)).cpu() for part in parts])
         votes = query_votes(charge, vectors, population.labels, len(priors))
 
         # Choose the next candidates.
         first, last = settings.variation  # the strength falls by the same factor in each round
-        strength = first * (last / first) ** (done / max(charge.uses - 1, 1))
+        strength = first * (last / first) ** (finished_rounds / max(charge.uses - 1, 1))
         threshold = settings.threshold * charge.noise_multiplier
         next_labels = classes_of(
             settings.images if charge.used == charge.uses else settings.population
         )
         parents = parents_of(
-            votes, population.labels, next_labels, threshold, public_random(seed, "parents", done)
+            votes,
+            population.labels,
+            next_labels,
+            threshold,
+            public_random(seed, "parents", finished_rounds),
         )
-        chance = public_random(seed, "variation", done)
-        log.append({"round": done + 1, "strength": strength, "parents": len(parents.unique())})
+        chance = public_random(seed, "variation", finished_rounds)
+        log.append(
+            {"round": finished_rounds + 1, "strength": strength, "parents": len(parents.unique())}
+        )
         population = descendants(population, parents, next_labels, strength, chance)
         make_durable(charge, population._asdict(), log)
         report(charge.used, charge.uses)

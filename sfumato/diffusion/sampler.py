@@ -58,9 +58,9 @@ def sample(
     with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
         noised = distributed.local_shard(start).to(device) * noise_schedule(steps)[0].item()
         own_labels = distributed.local_shard(labels).to(device)
-        drawn = to_image_range(solve(model, noised, own_labels, steps, guidance, guide)).float()
+        images = to_image_range(solve(model, noised, own_labels, steps, guidance, guide)).float()
     model.train(training)
-    return distributed.all_gather(drawn, len(labels)).cpu()
+    return distributed.all_gather(images, len(labels)).cpu()
 
 
 def solve(
@@ -87,12 +87,12 @@ def solve(
         return (x - clean) / sigma
 
     for sigma, following in itertools.pairwise(noise_schedule(steps).tolist()):
-        here = slope(x, sigma)
+        first_slope = slope(x, sigma)
         step = following - sigma
-        euler = x + step * here
+        euler = x + step * first_slope
         if following == 0:
             return euler
-        x = x + step * (here + slope(euler, following)) / 2
+        x = x + step * (first_slope + slope(euler, following)) / 2
     return x
 
 
@@ -109,6 +109,6 @@ def with_guidance(
     """
     if guidance == 0:
         return network(x, labels)
-    both = torch.cat([labels, torch.full_like(labels, no_label)])
-    conditional, unconditional = network(torch.cat([x, x]), both).chunk(2)
+    both_labels = torch.cat([labels, torch.full_like(labels, no_label)])
+    conditional, unconditional = network(torch.cat([x, x]), both_labels).chunk(2)
     return conditional + guidance * (conditional - unconditional)

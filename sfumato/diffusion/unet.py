@@ -54,11 +54,13 @@ class GroupNorm(nn.Module):
         if scale is None or shift is None:
             scale = self.weight.expand(len(x), -1)
             shift = self.bias.expand(len(x), -1)
-        most = MOST_GROUPS // self.groups
-        if len(x) <= most or not x.is_cuda:
+        max_batch = MOST_GROUPS // self.groups
+        if len(x) <= max_batch or not x.is_cuda:
             return normalised(x, self.groups, scale, shift)
-        parts = zip(x.split(most), scale.split(most), shift.split(most), strict=True)
-        return torch.cat([normalised(part, self.groups, *own) for part, *own in parts])
+        parts = zip(x.split(max_batch), scale.split(max_batch), shift.split(max_batch), strict=True)
+        return torch.cat(
+            [normalised(part, self.groups, *modulation) for part, *modulation in parts]
+        )
 
 
 def normalised(x: Tensor, groups: int, scale: Tensor, shift: Tensor) -> Tensor:
@@ -111,12 +113,12 @@ class Attention(nn.Module):
         # (B, heads, H*W, d)
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in projected)
         if q.is_cuda:  # the fused kernel stores no matrix of H*W · H*W scores
-            mixed = F.scaled_dot_product_attention(q, k, v)
+            attention_output = F.scaled_dot_product_attention(q, k, v)
         # On a CPU, fused attention would take ten times as long for so few pixels
         else:
             scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
-            mixed = scores.softmax(dim=-1, dtype=torch.float32).to(v.dtype) @ v
-        tokens = self.out(mixed.transpose(1, 2).flatten(2))  # (B, H*W, C)
+            attention_output = scores.softmax(dim=-1, dtype=torch.float32).to(v.dtype) @ v
+        tokens = self.out(attention_output.transpose(1, 2).flatten(2))  # (B, H*W, C)
         return (x + tokens.transpose(1, 2).contiguous().view(x.shape)) * math.sqrt(0.5)
 
 
@@ -232,9 +234,9 @@ class UNet(Denoiser):
         labels: (B,) in 0..classes+extra_classes, or (B, classes): see `Denoiser`.
         """
         if self.several:
-            shown = ((labels == 0) | (labels == 1)).all(dim=1, keepdim=True)
+            labels_known = ((labels == 0) | (labels == 1)).all(dim=1, keepdim=True)
             # (B, classes + 1), zeros if the labels are unknown
-            labels = (label_rows(labels, self.classes) * shown).to(c_noise)
+            labels = (label_rows(labels, self.classes) * labels_known).to(c_noise)
         # (B, E)
         embedding = F.silu(
             self.noise(fourier_features(c_noise, self.architecture.width)) + self.label(labels)
@@ -264,9 +266,11 @@ class UNet(Denoiser):
     @property
     def at_a_time(self) -> int:  # type: ignore[override]
         """Number of images to draw at a time. Larger batches take more memory, but save no time."""
-        pixels, most = DRAWN_TOGETHER.get(self.conv_in.weight.device.type, DRAWN_TOGETHER["cpu"])
-        seen = math.prod(side // self.architecture.unshuffle for side in self.shape[1:])
-        return distributed.world_size() * max(1, min(most, pixels // seen))
+        max_pixels, max_images = DRAWN_TOGETHER.get(
+            self.conv_in.weight.device.type, DRAWN_TOGETHER["cpu"]
+        )
+        stem_pixels = math.prod(side // self.architecture.unshuffle for side in self.shape[1:])
+        return distributed.world_size() * max(1, min(max_images, max_pixels // stem_pixels))
 
     def sampler(self, sampling: Sampling, generator: torch.Generator) -> Sampler:
         """Return a function that draws images by Heun's solver.
@@ -308,9 +312,9 @@ def drop_extra_classes(model: UNet) -> UNet:
     Call this after `ema_model`, which needs all rows.
     """
     if model.extra_classes:
-        trained = model.label.weight.requires_grad
+        requires_grad = model.label.weight.requires_grad
         model.label = label_table([model.label.weight[: model.classes + 1]])
-        model.label.weight.requires_grad_(trained)
+        model.label.weight.requires_grad_(requires_grad)
         model.extra_classes = 0
     return model
 

@@ -67,10 +67,10 @@ def squared_norms(part: Tensor) -> Tensor:
     Squares are added up in short runs of float32, and the runs in float64, because a float32 sum
     over 10^6 squares would understate the norm.
     """
-    whole = part.shape[1] // RUN * RUN
+    run_end = part.shape[1] // RUN * RUN
     # (B, runs)
-    runs = torch.linalg.vector_norm(part[:, :whole].unflatten(1, (-1, RUN)), dim=2).double()
-    rest = torch.linalg.vector_norm(part[:, whole:], dim=1).double()
+    runs = torch.linalg.vector_norm(part[:, :run_end].unflatten(1, (-1, RUN)), dim=2).double()
+    rest = torch.linalg.vector_norm(part[:, run_end:], dim=1).double()
     return runs.square().sum(1) + rest.square()
 
 

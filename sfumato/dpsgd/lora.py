@@ -121,14 +121,14 @@ def apply_adapter(model: nn.Module, directory: Path, base: Path) -> None:
     files = f"{directory}: {ADAPTER_CONFIG} and {ADAPTER}"
     with explained(DataError, lambda error: f"{files} cannot be read ({error}): {TUNE_AGAIN}"):
         content = read_json(directory / ADAPTER_CONFIG)
-        expected = str(content["base_sha256"])
+        base_sha256 = str(content["base_sha256"])
         scale = float(content["scale"])
         rank = validated(PositiveInt, content["rank"])
         matrices = [str(name) for name in content["matrices"]]
         tensors = load_tensors(directory / ADAPTER)
-    if (digest := digest_of_file(base)) != expected:
+    if (digest := digest_of_file(base)) != base_sha256:
         raise DataError(
-            f"the adapters in {directory} were trained on weights with sha256 {expected[:12]}…, "
+            f"the adapters in {directory} were trained on weights with sha256 {base_sha256[:12]}…, "
             f"but {base} has sha256 {digest[:12]}…: restore the earlier weights (`dvc checkout`), "
             f"or {TUNE_AGAIN}"
         )

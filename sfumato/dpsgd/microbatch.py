@@ -34,9 +34,9 @@ def choose_microbatch(
 ) -> tuple[int, int]:
     """Choose how many images, and how many of their K draws, to differentiate at a time.
 
-    Call this before opening a charge. The first choice is an estimate (see `fitting`). On a GPU,
-    this choice is tried. The number of images, and then the number of draws, is halved until a
-    trial fits.
+    Call this before opening a charge. The first choice is an estimate (see
+    `estimate_microbatch`). On a GPU, this choice is tried. The number of images, and then the
+    number of draws, is halved until a trial fits.
 
     On a GPU, the function also sets `model.use_products`. This attribute decides whether weight
     gradients of convolutions are computed by matrix products or by a grouped convolution. The
@@ -49,26 +49,30 @@ def choose_microbatch(
     Returns (images, draws). Raises MemoryError if no trial fits.
     """
     device = device_of_parameters(parameters)
-    first = fitting(model, parameters, draws, batch, device, requested_size)
+    estimate = estimate_microbatch(model, parameters, draws, batch, device, requested_size)
     if device.type != "cuda":
-        return distributed.all_min(first[0]), distributed.all_min(first[1])
+        return distributed.all_min(estimate[0]), distributed.all_min(estimate[1])
     # In float32, with 8 or more draws, a grouped convolution is faster than matrix products
     # (measured on an H200).
     faster = distributed.broadcast_object(draws < 8 or compute.fast_bfloat16("cuda"))
     for products in (faster, not faster) if model.supports_ghost_layers else (False,):
         model.use_products = products
-        images, some = first
-        while images and not fits(model, parameters, images, some):
-            images, some = (1, some // 2) if images == 1 < some else (images // 2, some)
+        images, draws_per_pass = estimate
+        while images and not fits(model, parameters, images, draws_per_pass):
+            images, draws_per_pass = (
+                (1, draws_per_pass // 2)
+                if images == 1 < draws_per_pass
+                else (images // 2, draws_per_pass)
+            )
         if images := distributed.all_min(images):
-            return images, distributed.all_min(some)
+            return images, distributed.all_min(draws_per_pass)
     raise MemoryError(
         "the gradient of one image does not fit into GPU memory: use a smaller network or smaller "
         "images"
     )
 
 
-def fitting(
+def estimate_microbatch(
     model: Denoiser,
     parameters: Mapping[str, Tensor],
     draws: int,
@@ -90,22 +94,22 @@ def fitting(
     if passes < draws:
         return 1, passes
     if not model.supports_ghost_layers:
-        most: float = 32
+        max_images: float = 32
     elif gpu:  # Larger microbatches are not faster.
-        most = min(500, 4000 // draws)
+        max_images = min(500, 4000 // draws)
     else:
-        most = min(max(64, batch / 16), 128, max(4, 256 // draws))
+        max_images = min(max(64, batch / 16), 128, max(4, 256 // draws))
     # Bytes of one image's float32 gradient. On a GPU, clipping makes a copy of the gradients
     rows = (8 if gpu else 4) * number_of_weights(parameters)
-    largest = int(max(1, min(most, room / rows, passes / draws)))
+    largest = int(max(1, min(max_images, room / rows, passes / draws)))
     if not gpu:
         largest = max(1, min(largest, int(batch / 2)))
         return 1 << (largest.bit_length() - 1), draws  # rounded down to a power of two
-    # A step seldom draws more images than `drawn`.
+    # A step seldom draws more images than `large_draw`.
     # The last microbatch is filled up with copies of images. To keep the number of copies small,
-    # `drawn` is divided nearly evenly into microbatches.
-    drawn = batch + 2 * math.sqrt(batch)
-    return math.ceil(drawn / math.ceil(drawn / largest)), draws
+    # `large_draw` is divided nearly evenly into microbatches.
+    large_draw = batch + 2 * math.sqrt(batch)
+    return math.ceil(large_draw / math.ceil(large_draw / largest)), draws
 
 
 def needed(
@@ -119,14 +123,16 @@ def needed(
 
     model: network on the meta device.
     """
-    images, some = fitting(model, parameters, draws, batch, compute.device(), requested_size)
-    trained = number_of_weights(parameters)
+    images, draws_per_pass = estimate_microbatch(
+        model, parameters, draws, batch, compute.device(), requested_size
+    )
+    weights = number_of_weights(parameters)
     network = sum(value.nbytes for value in [*model.parameters(), *model.buffers()])
-    each = 4 * trained + some * activation_bytes(model, parameters)
-    size = (network + 4 * COPIES * trained + images * each) / 2**30
+    bytes_per_image = 4 * weights + draws_per_pass * activation_bytes(model, parameters)
+    size = (network + 4 * COPIES * weights + images * bytes_per_image) / 2**30
     return (
         f"about {size:.2f} GiB at float32 (images at a time: {images}; draws per image at a time: "
-        f"{some} of {draws})"
+        f"{draws_per_pass} of {draws})"
     )
 
 
@@ -158,22 +164,22 @@ def activation_bytes(model: Denoiser, parameters: Mapping[str, Tensor]) -> int:
     """
     images, labels, draws = blanks(model, parameters, 1, 1)
     # References are kept, so that no other storage gets the same address.
-    kept: dict[int, torch.UntypedStorage] = {}
+    storages: dict[int, torch.UntypedStorage] = {}
 
     def keep(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage()._cdata] = tensor.untyped_storage()
+        storages[tensor.untyped_storage()._cdata] = tensor.untyped_storage()
         return tensor
 
-    trained = {name: value.detach().requires_grad_() for name, value in parameters.items()}
+    leaf_parameters = {name: value.detach().requires_grad_() for name, value in parameters.items()}
     with (
         images.device,
         torch.enable_grad(),
         torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
     ):
-        losses_at(model, trained, images, labels, draws.levels[0], draws.noise[0])
+        losses_at(model, leaf_parameters, images, labels, draws.levels[0], draws.noise[0])
     for value in model.parameters():
-        kept.pop(value.untyped_storage()._cdata, None)
-    return max(1, sum(storage.nbytes() for storage in kept.values()))
+        storages.pop(value.untyped_storage()._cdata, None)
+    return max(1, sum(storage.nbytes() for storage in storages.values()))
 
 
 @torch.no_grad()

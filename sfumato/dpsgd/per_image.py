@@ -169,7 +169,7 @@ class Convolution:
             and stride == dilation == [1, 1]
         ):
             # A convolution with the mirrored weight gives the same result, and is faster in oneDNN
-            margin = [size - 1 - some for size, some in zip(weight.shape[2:], padding, strict=True)]
+            margin = [size - 1 - pad for size, pad in zip(weight.shape[2:], padding, strict=True)]
             if min(margin) >= 0:
                 return F.conv2d(gradient, weight.flip(2, 3).transpose(0, 1), None, padding=margin)
         return convolution_backward(gradient, x, weight, self.geometry, 1, [True, False, False])[0]
@@ -211,16 +211,16 @@ def grouped_weight_gradients(
     gradient, x: (K·B, C, H, W). Returns (B, *shape).
     """
     outputs = weight.shape[0]
-    wide = max(outputs, CHANNELS_PER_GROUP)
-    if wide > outputs:
-        gradient = F.pad(gradient, (0, 0, 0, 0, 0, wide - outputs))
+    padded_outputs = max(outputs, CHANNELS_PER_GROUP)
+    if padded_outputs > outputs:
+        gradient = F.pad(gradient, (0, 0, 0, 0, 0, padded_outputs - outputs))
     gradient, x = (
         value.reshape(-1, images * value.shape[1], *value.shape[2:]) for value in (gradient, x)
     )
-    shape = weight.new_empty(images * wide, *weight.shape[1:])  # only the shape is used
+    shape = weight.new_empty(images * padded_outputs, *weight.shape[1:])  # only the shape is used
     rows = convolution_backward(gradient, x, shape, geometry, images, [False, True, False])[1]
     assert rows is not None  # not None, because the mask requests it
-    return rows.unflatten(0, (images, wide))[:, :outputs]
+    return rows.unflatten(0, (images, padded_outputs))[:, :outputs]
 
 
 def shifted_weight_gradients(
@@ -234,28 +234,30 @@ def shifted_weight_gradients(
     copy of the pixels per column of the kernel. Each image has a separate matrix, so no product
     reads another image's pixels, not even multiplied by zero.
     """
-    (high, wide), (down, right), (tall, broad) = geometry
+    (stride_y, stride_x), (pad_y, pad_x), (dilation_y, dilation_x) = geometry
     outputs, inputs, rows, columns = weight.shape
-    height, width = x.shape[2] + 2 * down, x.shape[3] + 2 * right
+    height, width = x.shape[2] + 2 * pad_y, x.shape[3] + 2 * pad_x
     width += -width % ALIGNED
     draws = len(x) // images
     pixels = draws * height * width
 
-    lower = tall * (rows - 1) * width  # offset of the last row that the kernel reads
+    lower = dilation_y * (rows - 1) * width  # offset of the last row that the kernel reads
     shifted = x.new_zeros(images, columns, inputs, pixels + lower)
     canvas = shifted[..., :pixels].unflatten(-1, (draws, height, width))[
-        ..., down : down + x.shape[2], :
+        ..., pad_y : pad_y + x.shape[2], :
     ]
     for column in range(columns):
-        left = right - broad * column  # first column of the picture
-        shown = slice(max(0, left), left + x.shape[3])
-        canvas[:, column, ..., shown] = by_draw(x, images)[..., shown.start - left :]
+        offset = pad_x - dilation_x * column  # first column of the picture
+        target_columns = slice(max(0, offset), offset + x.shape[3])
+        canvas[:, column, ..., target_columns] = by_draw(x, images)[
+            ..., target_columns.start - offset :
+        ]
 
     slope = gradient.new_zeros(images, outputs, pixels)
-    places = slope.unflatten(-1, (draws, height, width))[..., ::high, ::wide]
-    places[..., : gradient.shape[2], : gradient.shape[3]] = by_draw(gradient, images)
+    strided_slope = slope.unflatten(-1, (draws, height, width))[..., ::stride_y, ::stride_x]
+    strided_slope[..., : gradient.shape[2], : gradient.shape[3]] = by_draw(gradient, images)
 
-    starts = range(0, lower + 1, tall * width)
+    starts = range(0, lower + 1, dilation_y * width)
     windows = shifted.flatten(1, 2)
     products = [torch.bmm(slope, windows[..., start : start + pixels].mT) for start in starts]
     return torch.stack(products, dim=2).unflatten(-1, (columns, inputs)).permute(0, 1, 4, 2, 3)
@@ -285,8 +287,10 @@ class EmbeddingRows(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Gradients:
         (index,) = ctx.saved_tensors
         images, entries, size = ctx.shape
-        place = index.view(-1, images) + entries * torch.arange(images, device=index.device)
-        rows = gradient.new_zeros(images * entries, size).index_add_(0, place.flatten(), gradient)
+        row_index = index.view(-1, images) + entries * torch.arange(images, device=index.device)
+        rows = gradient.new_zeros(images * entries, size).index_add_(
+            0, row_index.flatten(), gradient
+        )
         return None, None, rows.view(ctx.shape)
 
 
@@ -322,15 +326,15 @@ def conv2d(
             f"per-image gradients do not support a convolution with padding={padding!r}: set the "
             "padding as numbers"
         )
-    both = [
+    per_axis = [
         [value, value] if isinstance(value, int) else list(value)
         for value in (stride, padding, dilation)
     ]
-    geometry: Geometry = (both[0], both[1], both[2])
-    single = weight.shape[2:] == (1, 1) and geometry == ([1, 1], [0, 0], [1, 1])
+    geometry: Geometry = (per_axis[0], per_axis[1], per_axis[2])
+    is_pointwise = weight.shape[2:] == (1, 1) and geometry == ([1, 1], [0, 0], [1, 1])
     return layer(
         mode,
-        Pointwise(geometry) if single else Convolution(geometry, mode.use_products),
+        Pointwise(geometry) if is_pointwise else Convolution(geometry, mode.use_products),
         x,
         weight,
         bias,
@@ -358,8 +362,8 @@ def expand(mode: PerImage, weight: Tensor, rows: int, *sizes: int) -> Tensor:
             "per-image gradients do not support the expansion of a trained weight along a "
             "dimension other than the batch"
         )
-    own = mode.of[id(weight)][1]
-    return own.expand(rows // mode.images, *own.shape).flatten(0, 1)
+    weight_rows = mode.of[id(weight)][1]
+    return weight_rows.expand(rows // mode.images, *weight_rows.shape).flatten(0, 1)
 
 
 RULES: dict[Any, Callable[..., Tensor]] = {

@@ -186,17 +186,18 @@ class State(Trained, Gradients):
 
         Raises ValueError if the tensors belong to a different model.
         """
-        expected = {(name, value.shape) for name, value in self.tensors().items()}
-        if odd := sorted(
+        expected_shapes = {(name, value.shape) for name, value in self.tensors().items()}
+        if mismatches := sorted(
             {
                 name
-                for name, _ in expected ^ {(name, value.shape) for name, value in tensors.items()}
+                for name, _ in expected_shapes
+                ^ {(name, value.shape) for name, value in tensors.items()}
             }
         ):
-            named = ", ".join(odd[:5])
+            examples = ", ".join(mismatches[:5])
             raise ValueError(
                 "the checkpoint is for a different model, because the names or shapes of these "
-                f"tensors differ: {named}"
+                f"tensors differ: {examples}"
             )
         for name, value in self.parameters.items():
             value.copy_(tensors[f"parameters.{name}"])
@@ -231,9 +232,9 @@ def fine_tune(
     Returns the charge, with all its steps durable, and the public log, with one row per step. The
     log never contains a loss, a number of images or a time.
     """
-    charge, kept, log = resume(open_charge, stage, say)
-    if kept is not None:
-        state.load(kept)
+    charge, checkpoint, log = resume(open_charge, stage, say)
+    if checkpoint is not None:
+        state.load(checkpoint)
 
     report(charge.used, charge.uses)
     while charge.used < charge.uses:

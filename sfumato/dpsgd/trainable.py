@@ -60,38 +60,38 @@ def choose_trainable(
     rank is too high; DataError if the ranking names parameters that the model does not have.
     """
     kind = settings.trainable
-    everything = [name for name, _ in model.named_parameters()]
+    all_names = [name for name, _ in model.named_parameters()]
     if kind in SALIENT:
         if ranking is None:
             raise ConfigError(
                 f"finetune.trainable={kind} needs a ranking of the weights: add saliency to `run`"
             )
         selected = ranking[: how_many(settings.ratio, len(ranking))]
-        if missing := sorted({*ranking} - {*everything}):
+        if unknown_names := sorted({*ranking} - {*all_names}):
             raise DataError(
-                f"the ranking contains {missing[0]}, which is not in this model: run `stage "
+                f"the ranking contains {unknown_names[0]}, which is not in this model: run `stage "
                 "saliency` again"
             )
-        chosen = [name for name in everything if name in selected]
+        names = [name for name in all_names if name in selected]
     elif kind == "all":
-        chosen = everything
+        names = all_names
     elif kind == "attention":
-        chosen = [name for name in everything if re.match(ATTENTION, name)]
+        names = [name for name in all_names if re.match(ATTENTION, name)]
     else:
-        chosen = candidates(model)
+        names = candidates(model)
     model.requires_grad_(False)
     if kind in ADAPTED:
-        add_lora(model, chosen, settings.rank, seed)
+        add_lora(model, names, settings.rank, seed)
     else:
-        for name in chosen:
+        for name in names:
             model.get_parameter(name).requires_grad_(True)
-    trained = [name for name, value in model.named_parameters() if value.requires_grad]
-    if not trained:
+    trained_names = [name for name, value in model.named_parameters() if value.requires_grad]
+    if not trained_names:
         raise ConfigError(
             f"finetune.trainable={kind} selects no weights of this model. Add attention layers "
             "(model.attention), or set finetune.trainable: all"
         )
-    return trained
+    return trained_names
 
 
 def trained_parameters(
@@ -104,41 +104,46 @@ def trained_parameters(
     place.
     """
     if isinstance(settings, Saliency):
-        trained = candidates(model)
+        names = candidates(model)
     else:
         ranking = None
         if settings.trainable in SALIENT:
             ranking = candidates(model)
-        trained = choose_trainable(model, settings, ranking, seed)
-    return {name: model.get_parameter(name) for name in trained}
+        names = choose_trainable(model, settings, ranking, seed)
+    return {name: model.get_parameter(name) for name in names}
 
 
-def check_trained(before: Mapping[str, Tensor], model: nn.Module, names: Sequence[str]) -> None:
+def check_trained(
+    initial_state: Mapping[str, Tensor], model: nn.Module, names: Sequence[str]
+) -> None:
     """Check that training changed every named parameter, and no bit of any other tensor.
 
-    before: copy of `model.state_dict()` from just before training. Raises SfumatoError if the check
-    fails. A failure is a bug: a run must not report weights as trained if they were not.
+    initial_state: copy of `model.state_dict()` from just before training. Raises SfumatoError if
+    the check fails. A failure is a bug: a run must not report weights as trained if they were not.
     """
     internal = "internal error, please report it (nothing was written)"
-    after = model.state_dict()
-    if before.keys() != after.keys() or not set(names) <= after.keys():
-        odd = (before.keys() ^ after.keys()) | (set(names) - after.keys())
-        raise SfumatoError(
-            f"{internal}: {min(odd)} is missing from the model before training, after training, or "
-            "both"
+    final_state = model.state_dict()
+    if initial_state.keys() != final_state.keys() or not set(names) <= final_state.keys():
+        missing_names = (initial_state.keys() ^ final_state.keys()) | (
+            set(names) - final_state.keys()
         )
-    same = {
+        raise SfumatoError(
+            f"{internal}: {min(missing_names)} is missing from the model before training, after "
+            "training, or both"
+        )
+    unchanged_names = {
         name
-        for name, value in after.items()
-        if torch.equal(value.to(before[name].device), before[name])
+        for name, value in final_state.items()
+        if torch.equal(value.to(initial_state[name].device), initial_state[name])
     }
-    if idle := [name for name in names if name in same]:
+    if idle := [name for name in names if name in unchanged_names]:
         raise SfumatoError(
             f"{internal}: trained parameters did not change, such as {idle[0]} ({len(idle)} in all)"
         )
-    if moved := sorted(after.keys() - same - set(names)):
+    if changed_names := sorted(final_state.keys() - unchanged_names - set(names)):
         raise SfumatoError(
-            f"{internal}: frozen parameters changed, such as {moved[0]} ({len(moved)} in all)"
+            f"{internal}: frozen parameters changed, such as {changed_names[0]} "
+            f"({len(changed_names)} in all)"
         )
 
 

@@ -11,7 +11,7 @@ from sfumato.baselines.private_evolution import (
     descendants,
     first_population,
     parents_of,
-    varied,
+    perturb,
 )
 
 
@@ -36,7 +36,7 @@ def test_equal_genes_are_equal_images(generator):
     )
     assert torch.equal(images, generator.images(kinds, genes))
     moves = [
-        float((generator.images(kinds, varied(genes, strength, chance(1))) - images).abs().mean())
+        float((generator.images(kinds, perturb(genes, strength, chance(1))) - images).abs().mean())
         for strength in (0.003, 0.03, 0.3)
     ]
     assert 0 <= moves[0] < moves[1] < moves[2]
@@ -44,7 +44,7 @@ def test_equal_genes_are_equal_images(generator):
 
 @pytest.mark.parametrize("strength", [0.05, 0.9])
 def test_varied_genes_stay_within_their_range(strength):
-    genes = varied(torch.rand(500, 20, generator=chance()), strength, chance(1))
+    genes = perturb(torch.rand(500, 20, generator=chance()), strength, chance(1))
     assert genes.min() >= 0 and genes.max() < 1
 
 

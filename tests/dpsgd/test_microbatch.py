@@ -158,10 +158,9 @@ def test_on_a_gpu_a_usual_draw_fills_its_microbatches(room_of, model, batch, ima
     """
     room_of(1e12)
     parameters = dict(model.named_parameters())
-    assert microbatch.fitting(model, parameters, 8, batch, torch.device("cuda"), None) == (
-        images,
-        8,
-    )
+    assert microbatch.estimate_microbatch(
+        model, parameters, 8, batch, torch.device("cuda"), None
+    ) == (images, 8)
 
 
 def test_the_users_size_is_taken_unless_layers_need_fewer():
@@ -193,7 +192,9 @@ def chosen_on_a_gpu(monkeypatch, cuda):
         monkeypatch.setattr(
             microbatch, "device_of_parameters", lambda parameters: torch.device("cuda")
         )
-        monkeypatch.setattr(microbatch, "fitting", lambda *asked: (asked[-1] or 512, draws))
+        monkeypatch.setattr(
+            microbatch, "estimate_microbatch", lambda *asked: (asked[-1] or 512, draws)
+        )
         cuda(get_device_capability=(8, 0) if fast else (7, 5))
 
         def fits(model, parameters, images, draws) -> bool:
