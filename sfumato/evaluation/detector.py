@@ -33,7 +33,7 @@ class Detected:
     scores: np.ndarray
 
 
-def detect(drawn: ImageSet, real: ImageSet) -> Detected | None:
+def detect(synthetic: ImageSet, real: ImageSet) -> Detected | None:
     """Measure how well a network distinguishes two sets of images.
 
     Both sets contribute the same number of images of each class. Returns None if this leaves fewer
@@ -45,7 +45,7 @@ def detect(drawn: ImageSet, real: ImageSet) -> Detected | None:
     for label in range(classes):
         a, b = (
             random.permutation(np.flatnonzero(strata(part.labels) == label))
-            for part in (drawn, real)
+            for part in (synthetic, real)
         )
         number = min(len(a), len(b), COMPARED // classes)
         pairs.append(np.stack([a[:number], b[:number]]))
@@ -53,15 +53,15 @@ def detect(drawn: ImageSet, real: ImageSet) -> Detected | None:
     if len(first) < 4:
         return None
     half = len(first) // 2
-    learned = np.concatenate([drawn.images[first[:half]], real.images[second[:half]]])
-    tested = np.concatenate([drawn.images[first[half:]], real.images[second[half:]]])
+    train_images = np.concatenate([synthetic.images[first[:half]], real.images[second[:half]]])
+    test_images = np.concatenate([synthetic.images[first[half:]], real.images[second[half:]]])
     network = fit_classifier(
-        "cnn", learned, np.repeat([0, 1], half), 2, schedule_of("cnn", half, 1, STEPS), 0
+        "cnn", train_images, np.repeat([0, 1], half), 2, schedule_of("cnn", half, 1, STEPS), 0
     )
-    margin = logits(network, tested) @ np.array([1, -1], dtype=np.float32)
-    is_drawn = np.arange(len(tested)) < len(first) - half
-    accuracy = ((margin[is_drawn] > 0).mean() + (margin[~is_drawn] <= 0).mean()) / 2
-    return Detected(float(accuracy), tested, is_drawn, margin)
+    margin = logits(network, test_images) @ np.array([1, -1], dtype=np.float32)
+    is_synthetic = np.arange(len(test_images)) < len(first) - half
+    accuracy = ((margin[is_synthetic] > 0).mean() + (margin[~is_synthetic] <= 0).mean()) / 2
+    return Detected(float(accuracy), test_images, is_synthetic, margin)
 
 
 def detections(
@@ -72,8 +72,8 @@ def detections(
     Returns the results by name of the set. For comparison, the training images are measured as
     "real", and blurred training images as "blurred". Sets with too few images are left out.
     """
-    some = train.take(np.sort(np.random.default_rng(0).permutation(len(train))[: 2 * COMPARED]))
-    blurred = ImageSet(shifted("blurred", some.images), some.labels, some.classes)
-    compared = {**sets, "real": some, "blurred": blurred}
-    pairs = ((name, detect(image_set, holdout)) for name, image_set in compared.items())
+    sample = train.take(np.sort(np.random.default_rng(0).permutation(len(train))[: 2 * COMPARED]))
+    blurred = ImageSet(shifted("blurred", sample.images), sample.labels, sample.classes)
+    all_sets = {**sets, "real": sample, "blurred": blurred}
+    pairs = ((name, detect(image_set, holdout)) for name, image_set in all_sets.items())
     return {name: detected for name, detected in pairs if detected is not None}

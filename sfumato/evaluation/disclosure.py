@@ -38,7 +38,7 @@ def disclosure(
     train: ImageSet,
     holdout: ImageSet,
     extractor: Extractor,
-    more: np.ndarray | None = None,
+    extra_images: np.ndarray | None = None,
 ) -> dict:
     """Test whether training images are nearer to the released images than hold-out images are.
 
@@ -48,8 +48,8 @@ def disclosure(
     tested.
 
     generated: released images that were generated, or None if all are public;
-    more: (n, H, W, C) uint8, further images drawn from the released networks, as any recipient can
-    draw them.
+    extra_images: (n, H, W, C) uint8, further images drawn from the released networks, as any
+    recipient can draw them.
 
     Returns the result of `compare_nearness` or, if `generated` is None, only "sentence".
     """
@@ -61,13 +61,18 @@ def disclosure(
             )
         }
     random = np.random.default_rng(0)
-    released = extractor(generated.images[random.permutation(len(generated))[:MOST_RELEASED]])
-    if more is not None:
-        released = np.concatenate([released, extractor(more)])
+    released_features = extractor(
+        generated.images[random.permutation(len(generated))[:MOST_RELEASED]]
+    )
+    if extra_images is not None:
+        released_features = np.concatenate([released_features, extractor(extra_images)])
 
     def nearness_of(real: ImageSet) -> np.ndarray:
         mirrored = real.images[:, :, ::-1].copy()
-        views = [nearest_rows(extractor(images), released)[1] for images in (real.images, mirrored)]
+        views = [
+            nearest_rows(extractor(images), released_features)[1]
+            for images in (real.images, mirrored)
+        ]
         return np.minimum(*views)
 
     return compare_sets(nearness_of, train, holdout, random)
@@ -86,9 +91,9 @@ def membership(network: ImageClassifier, train: ImageSet, holdout: ImageSet) -> 
             return -np.log(shares[np.arange(len(shares)), real.labels])
         return -np.log(np.where(real.labels > 0, shares, 1 - shares)).sum(axis=1)
 
-    found = compare_sets(losses, train, holdout, np.random.default_rng(0))
-    del found["sentence"]
-    return found
+    result = compare_sets(losses, train, holdout, np.random.default_rng(0))
+    del result["sentence"]
+    return result
 
 
 def compare_sets(
@@ -105,24 +110,26 @@ def compare_sets(
     for real in (train, holdout):
         names = np.array([*digests(real.images)]) if real.groups is None else real.groups
         units = np.unique(names, return_inverse=True)[1]
-        drawn = random.permutation(units.max() + 1) < (units.max() + 1) * min(
+        drawn_units = random.permutation(units.max() + 1) < (units.max() + 1) * min(
             1.0, MOST_REAL / len(real)
         )
-        rows = np.flatnonzero(drawn[units])
-        least = np.full(len(drawn), np.inf)
-        np.minimum.at(least, units[rows], nearness_of(real.take(rows)))
-        nearness.append(least[drawn])
+        rows = np.flatnonzero(drawn_units[units])
+        min_nearness = np.full(len(drawn_units), np.inf)
+        np.minimum.at(min_nearness, units[rows], nearness_of(real.take(rows)))
+        nearness.append(min_nearness[drawn_units])
     return compare_nearness(
         nearness[0], nearness[1], "images" if train.groups is None else "persons"
     )
 
 
-def compare_nearness(near: np.ndarray, strangers: np.ndarray, unit: str) -> dict:
+def compare_nearness(
+    train_distances: np.ndarray, stranger_distances: np.ndarray, unit: str
+) -> dict:
     """Test whether too many training units are nearer to the release than the k-th nearest
     stranger.
 
-    near: (n,), distances of the training units to the release; strangers: (m,), distances of the
-    strangers to the release; unit: "images" or "persons".
+    train_distances: (n,), distances of the training units to the release; stranger_distances:
+    (m,), distances of the strangers to the release; unit: "images" or "persons".
 
     There are two tests, with k = 1 and k = m/100 (rounded up), so each p-value is doubled. If m is
     at most 100, there is only the test with k = 1, and its p-value is not doubled.
@@ -139,10 +146,10 @@ def compare_nearness(near: np.ndarray, strangers: np.ndarray, unit: str) -> dict
       cannot give an alarm, because n and m are too small;
     - "sentence": the result in words.
     """
-    n = len(near)
-    m = len(strangers)
+    n = len(train_distances)
+    m = len(stranger_distances)
     ranks = sorted({1, math.ceil(m / 100)})
-    tests = [copy_test(near, strangers, k, len(ranks)) for k in ranks]
+    tests = [copy_test(train_distances, stranger_distances, k, len(ranks)) for k in ranks]
     p = min(test["p"] for test in tests)
     rings = p <= FALSE_ALARMS
     reported = tests[-1]
@@ -159,21 +166,23 @@ def compare_nearness(near: np.ndarray, strangers: np.ndarray, unit: str) -> dict
     return facts | {"sentence": copying_sentence(facts, unit)}
 
 
-def copy_test(near: np.ndarray, strangers: np.ndarray, k: int, tests: int) -> dict:
+def copy_test(
+    train_distances: np.ndarray, stranger_distances: np.ndarray, k: int, tests: int
+) -> dict:
     """Run one of the tests of `compare_nearness`, for one k.
 
     The prior odds that a unit is a training unit are about n to m. If the release is ε-private, the
     odds that one of the nearest units is a training unit are at most e^ε times the prior odds.
     Clopper–Pearson limits for both odds give a lower bound on ε.
 
-    near, strangers: distances, as in `compare_nearness`; tests: number of tests made.
+    train_distances, stranger_distances: see `compare_nearness`; tests: number of tests made.
 
     Returns the entries "near", "chance", "rank", "p" and "epsilon" that `compare_nearness`
     describes, for this test only.
     """
-    n = len(near)
-    m = len(strangers)
-    count = int((near < np.sort(strangers)[k - 1]).sum())
+    n = len(train_distances)
+    m = len(stranger_distances)
+    count = int((train_distances < np.sort(stranger_distances)[k - 1]).sum())
     bound = 0.0
     if count:
         odds = logit(beta.ppf(MISSED / tests, count, k)) - logit(beta.ppf(1 - MISSED, n + 1, m))
@@ -231,11 +240,11 @@ def copying_sentence(facts: Mapping[str, Any], unit: str) -> str:
     share = f"99 % of the hold-out {unit}"
     if facts["rank"] <= 1:
         share = f"any of the {grouped(facts['strangers'])} hold-out {unit}"
-    seen = (
+    observation = (
         f"Of {grouped(facts['units'])} {unit} used for training, {grouped(facts['near'])} are "
         f"nearer to the release than {share}"
     )
     return (
-        f"{seen}; {facts['chance']:.0f} would be expected by chance (p = {facts['p']:.2g}). The "
-        f"measured ε is at least {facts['epsilon']:.2g}. Result: {outcome}."
+        f"{observation}; {facts['chance']:.0f} would be expected by chance (p = "
+        f"{facts['p']:.2g}). The measured ε is at least {facts['epsilon']:.2g}. Result: {outcome}."
     )

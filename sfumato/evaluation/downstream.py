@@ -108,42 +108,44 @@ def evaluate_classifier(
     train: ImageSet,
     holdout: ImageSet,
     schedule: Schedule,
-    moved: Mapping[str, ImageSet],
+    shifted_holdouts: Mapping[str, ImageSet],
     seed: int,
 ) -> Scored:
-    """Train a classifier on `train`. Score it on `holdout`, and on `moved`, distorted versions of
-    `holdout`.
+    """Train a classifier on `train`. Score it on `holdout`, and on `shifted_holdouts`, its
+    distorted versions.
 
     Guarantee: no choice depends on `holdout`, which is used only after training.
     """
     model = fit_classifier(name, train.images, train.labels, len(train.classes), schedule, seed)
-    return scored_by(lambda part: logits(model, part.images), holdout, moved)
+    return scored_by(lambda part: logits(model, part.images), holdout, shifted_holdouts)
 
 
 def scored_by(
-    scores: Callable[[ImageSet], np.ndarray], holdout: ImageSet, moved: Mapping[str, ImageSet]
+    scores: Callable[[ImageSet], np.ndarray],
+    holdout: ImageSet,
+    shifted_holdouts: Mapping[str, ImageSet],
 ) -> Scored:
-    """Score a classifier on `holdout`, and on `moved`, distorted versions of `holdout`.
+    """Score a classifier on `holdout`, and on `shifted_holdouts`, its distorted versions.
 
     scores: function from a set to (N, classes) logits.
     """
-    given = scores(holdout)
+    holdout_scores = scores(holdout)
     if holdout.labels.ndim == 2:
-        by_label = auroc(given, holdout.labels)
+        by_label = auroc(holdout_scores, holdout.labels)
         return Scored(mean_of(by_label), by_label)
-    right = given.argmax(axis=1) == holdout.labels
+    right = holdout_scores.argmax(axis=1) == holdout.labels
     by_class: list[float | None] = []
     for label in range(len(holdout.classes)):
         of_class = right[holdout.labels == label]
         by_class.append(float(of_class.mean()) if len(of_class) else None)
     shares = {
         name: float((scores(part).argmax(axis=1) == part.labels).mean())
-        for name, part in moved.items()
+        for name, part in shifted_holdouts.items()
     }
     odds = None
     if len(holdout.classes) == 2 and None not in by_class:
-        odds = given[:, 1] - given[:, 0]
-    calibration = calibration_error(given, holdout.labels)
+        odds = holdout_scores[:, 1] - holdout_scores[:, 0]
+    calibration = calibration_error(holdout_scores, holdout.labels)
     return Scored(
         float(right.mean()), by_class, shares, right, calibration, odds, holdout.labels == 1
     )
@@ -169,8 +171,10 @@ def auroc(scores: np.ndarray, labels: np.ndarray) -> list[float | None]:
 
     columns = zip(labels.T, scores.T, strict=True)
     return [
-        float(roc_auc_score(has, given)) if 0 < has.sum() < len(has) else None
-        for has, given in columns
+        float(roc_auc_score(has_label, label_scores))
+        if 0 < has_label.sum() < len(has_label)
+        else None
+        for has_label, label_scores in columns
     ]
 
 
@@ -180,7 +184,7 @@ def mean_of(by_label: Sequence[float | None]) -> float:
 
 
 def aggregate(
-    scored: Sequence[Scored], classes: Sequence[str], groups: Cells = None, compared: Cells = None
+    results: Sequence[Scored], classes: Sequence[str], groups: Cells = None, compared: Cells = None
 ) -> dict:
     """Average the accuracies, in [0, 1], of classifiers that differ only in their seed.
 
@@ -195,26 +199,27 @@ def aggregate(
     `ranked`), if there are two classes and both have images; and "by_column" (see `by_column`), if
     `compared` is given.
     """
-    per_seed = [one.accuracy for one in scored]
-    by_class = zip(classes, zip(*(one.by_class for one in scored), strict=True), strict=True)
+    per_seed = [result.accuracy for result in results]
+    by_class = zip(classes, zip(*(result.by_class for result in results), strict=True), strict=True)
     per_class = [
         {"class": name} | mean_and_std(values) for name, values in by_class if values[0] is not None
     ]
     shifted = {
-        name: float(np.mean([one.shifted[name] for one in scored])) for name in scored[0].shifted
+        name: float(np.mean([result.shifted[name] for result in results]))
+        for name in results[0].shifted
     }
     row = mean_and_std(per_seed) | {
         "per_seed": per_seed,
         "per_class": per_class,
         "shifted": shifted,
     }
-    answers = [one.right for one in scored if one.right is not None]
+    answers = [result.right for result in results if result.right is not None]
     if answers:
         right = np.mean(answers, axis=0)
         row["interval"] = bootstrap_interval(right, groups)
-        row["calibration"] = float(np.mean([one.calibration for one in scored]))
-        if scored[0].odds is not None:
-            row["two_classes"] = ranked(scored, classes, groups)
+        row["calibration"] = float(np.mean([result.calibration for result in results]))
+        if results[0].odds is not None:
+            row["two_classes"] = ranked(results, classes, groups)
         if compared is not None:
             row["by_column"] = by_column(right, groups, compared)
     return row
@@ -235,7 +240,7 @@ def bootstrap_interval(right: np.ndarray, groups: np.ndarray | None = None) -> l
         return [0.0, 1 - 0.025 ** (1 / persons)]
     if persons == 1:
         return []
-    return interval_of([right @ drawn / drawn.sum() for drawn in resampled(len(right), groups)])
+    return interval_of([right @ counts / counts.sum() for counts in resampled(len(right), groups)])
 
 
 def interval_of(values: Sequence) -> Any:
@@ -267,7 +272,7 @@ def unit_numbers(count: int, groups: Cells = None) -> np.ndarray:
     return np.arange(count) if groups is None else np.unique(groups, return_inverse=True)[1]
 
 
-def ranked(scored: Sequence[Scored], classes: Sequence[str], groups: Cells = None) -> list[dict]:
+def ranked(results: Sequence[Scored], classes: Sequence[str], groups: Cells = None) -> list[dict]:
     """Compute the numbers that medical studies with two classes usually report: the AUROC, and the
     sensitivity to each class.
 
@@ -276,18 +281,18 @@ def ranked(scored: Sequence[Scored], classes: Sequence[str], groups: Cells = Non
     then classified correctly. Returns [{"what", "mean", "interval"}, …], with means over the seeds.
     An interval is [] if all resamples have the same value.
     """
-    second = scored[0].second
+    second = results[0].second
     assert second is not None
 
     def numbers(weights: np.ndarray) -> np.ndarray:
-        return np.mean([sensitivities(one.odds, second, weights) for one in scored], axis=0)
+        return np.mean([sensitivities(result.odds, second, weights) for result in results], axis=0)
 
-    drawn = (
-        each
-        for each in resampled(len(second), groups)
-        if each[second].any() and each[~second].any()
+    resamples = (
+        counts
+        for counts in resampled(len(second), groups)
+        if counts[second].any() and counts[~second].any()
     )
-    intervals = interval_of([numbers(each) for each in drawn])
+    intervals = interval_of([numbers(counts) for counts in resamples])
     names = ["AUROC", *(f"sensitivity to {name}" for name in classes)]
     rows = zip(names, numbers(np.ones(len(second))).tolist(), intervals, strict=True)
     return [
@@ -303,11 +308,11 @@ def sensitivities(odds: Any, second: np.ndarray, weights: np.ndarray) -> list[fl
     """
     from sklearn.metrics import auc, roc_curve
 
-    # wrong, right: shares of the first and of the second class that are classified as the second
-    wrong, right, _ = roc_curve(second, odds, sample_weight=weights, drop_intermediate=False)
-    to_first = 1 - wrong[right >= SPECIFICITY - 1e-9].min()
-    to_second = right[wrong <= 1 - SPECIFICITY + 1e-9].max()
-    return [float(auc(wrong, right)), float(to_first), float(to_second)]
+    # fpr, tpr: shares of the first and of the second class that are classified as the second
+    fpr, tpr, _ = roc_curve(second, odds, sample_weight=weights, drop_intermediate=False)
+    to_first = 1 - fpr[tpr >= SPECIFICITY - 1e-9].min()
+    to_second = tpr[fpr <= 1 - SPECIFICITY + 1e-9].max()
+    return [float(auc(fpr, tpr)), float(to_first), float(to_second)]
 
 
 def by_column(right: np.ndarray, groups: Cells, compared: np.ndarray) -> dict:
@@ -324,16 +329,18 @@ def by_column(right: np.ndarray, groups: Cells, compared: np.ndarray) -> dict:
     "withheld": number of images left out}.
     """
     values, counts = np.unique(compared, return_counts=True)
-    merged = np.where(np.isin(compared, values[counts < FEWEST_OF_A_GROUP]), "others", compared)
+    cells = np.where(np.isin(compared, values[counts < FEWEST_OF_A_GROUP]), "others", compared)
     rows = []
     withheld = len(right)
-    for value in np.unique(merged):
-        mine = merged == value
-        if mine.sum() >= FEWEST_OF_A_GROUP:
-            withheld -= int(mine.sum())
-            interval = bootstrap_interval(right[mine], None if groups is None else groups[mine])
-            about = {"group": str(value), "images": int(mine.sum())}
-            rows.append(about | {"mean": float(right[mine].mean()), "interval": interval})
+    for value in np.unique(cells):
+        in_group = cells == value
+        if in_group.sum() >= FEWEST_OF_A_GROUP:
+            withheld -= int(in_group.sum())
+            interval = bootstrap_interval(
+                right[in_group], None if groups is None else groups[in_group]
+            )
+            entry = {"group": str(value), "images": int(in_group.sum())}
+            rows.append(entry | {"mean": float(right[in_group].mean()), "interval": interval})
     gap = float(np.ptp([row["mean"] for row in rows] or [0.0]))
     return {"groups": rows, "gap": gap, "withheld": withheld}
 

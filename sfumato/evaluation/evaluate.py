@@ -83,52 +83,54 @@ def evaluate_folder(
     Returns the content of metrics.json in the first process, and None in all others.
     """
     synthetic = released_sets(release, plan)
-    networks = loaded(classifiers)
+    networks = load_classifiers(classifiers)
     # This step fails if a file is missing, so it comes before the real images are opened
     extractor = build_extractor(plan.settings, plan.shape, progress)
-    limits: list[str] = []
-    public = public_extractor(plan.settings, plan.shape, limits)
+    student_warnings: list[str] = []
+    public = public_extractor(plan.settings, plan.shape, student_warnings)
     train, held_out = open_local(state, card, "evaluate", everywhere=True)
-    holdout, copied = without_copies(held_out, train, card.split)
+    holdout, copy_warnings = without_copies(held_out, train, card.split)
     metrics = evaluate_release(synthetic, train, holdout, plan.settings, extractor, progress)
     leads = distributed.is_main()
     distributed.leave_group()
     if not leads:
         return None
-    metrics["warnings"] = copied + limits + metrics["warnings"]
+    metrics["warnings"] = copy_warnings + student_warnings + metrics["warnings"]
     key = secret_key(state, plan.dataset_id)
     metrics["identity"] = identity(plan, key, card.version, train, holdout, extractor, release)
     artifacts = (release, *classifiers.values())
     odometer = Odometer(state, plan.dataset_id)
-    changed = made_from_others(artifacts, odometer, metrics["identity"]["data"])
-    if changed:
+    images_changed = made_from_others(artifacts, odometer, metrics["identity"]["data"])
+    if images_changed:
         metrics["warnings"].append(OTHER_IMAGES)
     # If this is False, the last warning gives the reason. An `unusable` hold-out gives no rows
-    measured = not changed and bool(classifier_rows(metrics[RELEASE]))
-    chosen = chosen_metrics(plan.settings) if measured else ()
-    compared = without_repeats(train, held_out) if copied and measured else (train, holdout)
+    measured = not images_changed and bool(classifier_rows(metrics[RELEASE]))
+    metric_names = chosen_metrics(plan.settings) if measured else ()
+    tested_sets = (
+        without_repeats(train, held_out) if copy_warnings and measured else (train, holdout)
+    )
     for name, network in networks.items() if measured else ():
         progress(name)
         metrics[name] = released_accuracy(network, holdout)
-        metrics[name]["membership"] = membership(network, *compared)
+        metrics[name]["membership"] = membership(network, *tested_sets)
     if public is not None and measured:
         progress("second student")
         sets = {RELEASE: synthetic[RELEASE]}
         if plan.settings.bound:
             sets["real"] = train
         metrics["public_student"] = score_students(public, sets, holdout, plan.settings.seeds)
-    if extractor is not None and "disclosure" in chosen:
+    if extractor is not None and "disclosure" in metric_names:
         progress("copies of training images")
-        metrics["disclosure"] = search_copies(release, synthetic[RELEASE], *compared, extractor)
+        metrics["disclosure"] = search_copies(release, synthetic[RELEASE], *tested_sets, extractor)
         if card.split == "official":
             metrics["disclosure"]["sentence"] += f" {NOT_BY_CHANCE}"
     metrics |= labelling_of(synthetic, release)
-    metrics["verdict"] = judged(metrics, held_out, holdout, measured)
+    metrics["verdict"] = judge(metrics, held_out, holdout, measured)
     keep_private(out)
     # Remove old pictures, because this evaluation may not draw new ones in their place
     for picture in ("accuracy.png", "detected.png"):
         (out / picture).unlink(missing_ok=True)
-    if "detector" in chosen:
+    if "detector" in metric_names:
         progress("detector")
         measure_detection(metrics, synthetic, train, holdout, out / "detected.png")
     if extractor is not None:
@@ -139,19 +141,19 @@ def evaluate_folder(
     return metrics
 
 
-def judged(metrics: Metrics, held_out: ImageSet, holdout: ImageSet, measured: bool) -> Verdict:
+def judge(metrics: Metrics, held_out: ImageSet, holdout: ImageSet, measured: bool) -> Verdict:
     """Judge the release, or state why it cannot be judged.
 
     held_out: the hold-out; holdout: the hold-out without copies; measured: whether the numbers
     allow a verdict. If not, the last warning gives the reason.
     """
-    lost = lost_classes(held_out, holdout)
-    if measured and lost is None:
+    reason = lost_classes(held_out, holdout)
+    if measured and reason is None:
         return verdict(metrics, holdout.labels, len(holdout.classes), holdout.groups)
-    return unjudged(lost or metrics["warnings"][-1])
+    return unjudged(reason or metrics["warnings"][-1])
 
 
-def loaded(classifiers: Mapping[str, Path]) -> dict[str, ImageClassifier]:
+def load_classifiers(classifiers: Mapping[str, Path]) -> dict[str, ImageClassifier]:
     """Load the released classifiers, by stage.
 
     A folder is left out if it is missing, or if the recipe did not use its stage.
@@ -191,21 +193,21 @@ def labelling_of(synthetic: Mapping[str, ImageSet], release: Path) -> Metrics:
     is the share of plain images that have the label requested from the generator, and
     "chance_agreement" is the share to expect by chance.
     """
-    found: Metrics = {key: value for key, value in card_of(release).items() if key == "mixture"}
+    facts: Metrics = {key: value for key, value in card_of(release).items() if key == "mixture"}
     if PLAIN in synthetic:
         agreed, by_chance = requested_agreement(synthetic[RELEASE], release)
-        found |= {"agreement": agreed, "chance_agreement": by_chance}
-    return found
+        facts |= {"agreement": agreed, "chance_agreement": by_chance}
+    return facts
 
 
 def search_copies(
     release: Path, released: ImageSet, train: ImageSet, holdout: ImageSet, extractor: Extractor
 ) -> Metrics:
     """Test whether a release, and further images drawn from its networks, contain copies."""
-    more = None
+    extra_images = None
     if "stream" in card_of(release):
-        more = further_images(release, min(MOST_DRAWN, len(released)))
-    return disclosure(generated_images(released, release), train, holdout, extractor, more)
+        extra_images = further_images(release, min(MOST_DRAWN, len(released)))
+    return disclosure(generated_images(released, release), train, holdout, extractor, extra_images)
 
 
 def measure_detection(

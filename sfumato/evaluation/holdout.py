@@ -48,23 +48,23 @@ def without_copies(holdout: ImageSet, train: ImageSet, split: str) -> tuple[Imag
     ]
 
 
-def lost_classes(before: ImageSet, after: ImageSet) -> str | None:
+def lost_classes(holdout: ImageSet, remaining: ImageSet) -> str | None:
     """Return the reason why the release cannot be judged, if nearly all hold-out images of a class
     were left out. Otherwise, return None.
 
-    before: the hold-out; after: the hold-out without copies.
+    holdout: the hold-out; remaining: the hold-out without copies.
     """
-    numbers = [per_class(part.labels, len(before.classes)) for part in (before, after)]
-    lost = np.flatnonzero(numbers[1] < FEWEST_KEPT * numbers[0])
-    if not len(lost):
+    numbers = [per_class(part.labels, len(holdout.classes)) for part in (holdout, remaining)]
+    labels = np.flatnonzero(numbers[1] < FEWEST_KEPT * numbers[0])
+    if not len(labels):
         return None
-    first = lost[0]
+    example = labels[0]
     return (
         "nearly all hold-out images of a class resemble training images, so they count as copies "
-        f"and were left out (classes: {len(lost)}; for example, {before.classes[first]!r} has "
-        f"{numbers[1][first]} of {numbers[0][first]} images left). If the pictures are not copies "
-        "but show one scene through a fixed camera, test a classifier on pictures from another "
-        "camera position. Put such pictures into test/ before the next release"
+        f"and were left out (classes: {len(labels)}; for example, {holdout.classes[example]!r} "
+        f"has {numbers[1][example]} of {numbers[0][example]} images left). If the pictures are not "
+        "copies but show one scene through a fixed camera, test a classifier on pictures from "
+        "another camera position. Put such pictures into test/ before the next release"
     )
 
 
@@ -77,10 +77,10 @@ def copies(holdout: ImageSet, train: ImageSet) -> np.ndarray:
     of_training = {*digests(train.images)}
     copied = np.array([value in of_training for value in digests(holdout.images)], dtype=bool)
     alike = copied.copy()
-    sought = small(holdout.images)
+    holdout_thumbnails = thumbnails_of(holdout.images)
     for start in range(0, len(train), AT_ONCE):
-        compared = small(train.images[start : start + AT_ONCE])
-        alike |= (sought @ compared.T).max(axis=1) > ALIKE
+        train_thumbnails = thumbnails_of(train.images[start : start + AT_ONCE])
+        alike |= (holdout_thumbnails @ train_thumbnails.T).max(axis=1) > ALIKE
     if (alike & ~copied).sum() > LOOK_ALIKES * len(holdout):
         return alike
     return copied
@@ -94,23 +94,23 @@ def without_repeats(train: ImageSet, holdout: ImageSet) -> tuple[ImageSet, Image
     alarm. Without groups, each image counts as a person. If a set would be empty, both sets are
     returned as they are.
     """
-    sought = np.concatenate([small(part.images) for part in (train, holdout)])
+    thumbnails = np.concatenate([thumbnails_of(part.images) for part in (train, holdout)])
     units = [unit_numbers(len(part), part.groups) for part in (train, holdout)]
     persons = np.concatenate([units[0], -1 - units[1]])
-    alike = np.zeros(len(sought), dtype=bool)
-    starts = range(0, len(sought), AT_ONCE)
+    alike = np.zeros(len(thumbnails), dtype=bool)
+    starts = range(0, len(thumbnails), AT_ONCE)
     blocks = [slice(start, start + AT_ONCE) for start in starts]
-    for rows, others in itertools.product(blocks, blocks):
-        near = sought[rows] @ sought[others].T > ALIKE
-        near &= persons[rows, None] != persons[others]
-        alike[rows] |= near.any(axis=1)
+    for rows, columns in itertools.product(blocks, blocks):
+        matches = thumbnails[rows] @ thumbnails[columns].T > ALIKE
+        matches &= persons[rows, None] != persons[columns]
+        alike[rows] |= matches.any(axis=1)
     parts = np.split(~alike, [len(train)])
     if not all(part.any() for part in parts):
         return train, holdout
     return train.take(parts[0]), holdout.take(parts[1])
 
 
-def small(images: np.ndarray) -> np.ndarray:
+def thumbnails_of(images: np.ndarray) -> np.ndarray:
     """Shrink images, (N, H, W, C) uint8, to 16×16 grey pixels: (N, 256) float32.
 
     Rows are centred and have norm 1. The rows of blank images are zero.
@@ -124,12 +124,12 @@ def small(images: np.ndarray) -> np.ndarray:
 
 def unusable(holdout: ImageSet) -> str | None:
     """Return the reason why nothing can be measured with this hold-out, or None if it is usable."""
-    seen = zip(digests(holdout.images), holdout.images, strict=True)
-    different = {value for value, image in seen if (image != image[0, 0]).any()}
-    if len(different) < 2:
+    pairs = zip(digests(holdout.images), holdout.images, strict=True)
+    distinct_digests = {value for value, image in pairs if (image != image[0, 0]).any()}
+    if len(distinct_digests) < 2:
         return (
             "the hold-out needs at least 2 different images, not counting images of a single "
-            f"colour, but has only {len(different)} (of {len(holdout)} images)"
+            f"colour, but has only {len(distinct_digests)} (of {len(holdout)} images)"
         )
     if (holdout.labels == holdout.labels[0]).all():
         return "all hold-out images belong to the same class or have the same labels"

@@ -62,5 +62,7 @@ def made_from_others(artifacts: Iterable[Path], odometer: Odometer, images: str)
 
     images: fingerprint of the training images as they are now.
     """
-    behind = {record["id"] for folder in artifacts for record in records_in(folder / PRIVACY)}
-    return any(run.record["id"] in behind and run.drew_others(images) for run in odometer.charges())
+    charge_ids = {record["id"] for folder in artifacts for record in records_in(folder / PRIVACY)}
+    return any(
+        run.record["id"] in charge_ids and run.drew_others(images) for run in odometer.charges()
+    )

@@ -31,11 +31,11 @@ def judges(teacher: TeacherNetwork, drawn: ImageSet, public: ImageSet, seed: int
     One set contains newly drawn images, the other public images. The teacher labels the public
     images so that each class gets about the same number.
     """
-    some = public.take(np.random.default_rng(seed).permutation(len(public))[:JUDGES])
-    equal = ImageSet(some.images, np.arange(len(some)) % len(drawn.classes), drawn.classes)
+    sample = public.take(np.random.default_rng(seed).permutation(len(public))[:JUDGES])
+    equal = ImageSet(sample.images, np.arange(len(sample)) % len(drawn.classes), drawn.classes)
     return {
-        name: (one.images, relabelled(teacher, one).labels)
-        for name, one in (("drawn", drawn), ("public", equal))
+        name: (image_set.images, relabelled(teacher, image_set).labels)
+        for name, image_set in (("drawn", drawn), ("public", equal))
     }
 
 
@@ -55,9 +55,11 @@ def agreement(released: Varied, judged: Judges, classes: int, seed: int) -> dict
         seed,
     )
     shares = {}
-    for name, (shown, given) in judged.items():
-        right = logits(student, shown).argmax(axis=1) == given
-        shares[name] = float(np.mean([right[given == label].mean() for label in np.unique(given)]))
+    for name, (test_images, teacher_labels) in judged.items():
+        agrees = logits(student, test_images).argmax(axis=1) == teacher_labels
+        shares[name] = float(
+            np.mean([agrees[teacher_labels == label].mean() for label in np.unique(teacher_labels)])
+        )
     return shares
 
 

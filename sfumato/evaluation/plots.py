@@ -33,7 +33,7 @@ def plot_neighbours(extractor: Extractor, synthetic: ImageSet, train: ImageSet, 
     scale = max(1, round(48 / max(synthetic.images.shape[1:3])))
     blank = framed(np.full_like(synthetic.images[0], 255), scale, (255, 255, 255))
     tiles = []
-    ends = []
+    distance_labels = []
     for label in classes:
         of_class = np.flatnonzero(having(synthetic.labels, label))
         closest = of_class[np.argsort(distance[of_class], kind="stable")[:PAIRS]]
@@ -41,7 +41,7 @@ def plot_neighbours(extractor: Extractor, synthetic: ImageSet, train: ImageSet, 
             blue = framed(synthetic.images[i], scale, (37, 99, 168))
             tiles += [blue, framed(train.images[index[i]], scale, (224, 122, 31))]
         tiles += [blank] * (2 * (PAIRS - len(closest)))
-        ends.append(f"{distance[closest[0]]:.3g}" if len(closest) else "")
+        distance_labels.append(f"{distance[closest[0]]:.3g}" if len(closest) else "")
     canvas = to_grid(np.stack(tiles).transpose(0, 3, 1, 2) / 255, 2 * PAIRS)
     figure = new_figure(canvas.shape[1] / 100 + 1.9, canvas.shape[0] / 100 + 0.8)
     axes = figure.subplots()
@@ -49,10 +49,10 @@ def plot_neighbours(extractor: Extractor, synthetic: ImageSet, train: ImageSet, 
     middles = [(row + 0.5) * canvas.shape[0] / len(classes) for row in range(len(classes))]
     axes.set_yticks(middles, [synthetic.classes[label][:16] for label in classes], fontsize=9)
     axes.set_xticks([])
-    right = axes.secondary_yaxis("right")
-    right.set_yticks(middles, ends, fontsize=8, color="#666666")
-    right.set_ylabel("least distance", fontsize=8, color="#666666")
-    for side in (axes, right):
+    right_axis = axes.secondary_yaxis("right")
+    right_axis.set_yticks(middles, distance_labels, fontsize=8, color="#666666")
+    right_axis.set_ylabel("least distance", fontsize=8, color="#666666")
+    for side in (axes, right_axis):
         side.tick_params(length=0)
         side.spines[:].set_visible(False)
     figure.suptitle(
@@ -66,13 +66,15 @@ def plot_detected(detected: Detected, path: Path) -> None:
     """Plot the images that the detector classifies with most confidence: released images classified
     as released, released images classified as real, and real images classified as real.
     """
-    drawn = np.flatnonzero(detected.drawn)
-    real = np.flatnonzero(~detected.drawn)
-    ranked = drawn[np.argsort(-detected.scores[drawn], kind="stable")]
+    released_rows = np.flatnonzero(detected.drawn)
+    real_rows = np.flatnonzero(~detected.drawn)
+    ranked = released_rows[np.argsort(-detected.scores[released_rows], kind="stable")]
     parts = {
         "released images, recognised as released": ranked,
         "released images, mistaken for real": ranked[::-1],
-        "real images, recognised as real": real[np.argsort(detected.scores[real], kind="stable")],
+        "real images, recognised as real": real_rows[
+            np.argsort(detected.scores[real_rows], kind="stable")
+        ],
     }
     columns = 16
     figure = new_figure(columns * 0.5 + 0.4, len(parts) * 1.85 + 0.5)
@@ -106,6 +108,6 @@ def new_figure(width: float, height: float):
 
 
 def save(figure, path: Path) -> None:
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format=path.suffix[1:], dpi=150)
-    write_local(path, drawn.getbuffer())
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=path.suffix[1:], dpi=150)
+    write_local(path, buffer.getbuffer())

@@ -57,8 +57,8 @@ def score_students(
     """
     rows = {}
     for name, image_set in trained_on.items():
-        scored = [score_student(extractor, subsample(image_set), holdout, seed) for seed in seeds]
-        rows[name] = aggregate(scored, holdout.classes, holdout.groups)
+        results = [score_student(extractor, subsample(image_set), holdout, seed) for seed in seeds]
+        rows[name] = aggregate(results, holdout.classes, holdout.groups)
     return {"network": extractor.name, "trained_on": rows}
 
 
@@ -68,16 +68,18 @@ def score_student(extractor: Extractor, train: ImageSet, holdout: ImageSet, seed
     Features are shifted and scaled, so that they have mean 0 and standard deviation 1 on `train`.
     seed: determines the initial weights and the order of the images.
     """
-    learned, scored = (torch.from_numpy(extractor(part.images)) for part in (train, holdout))
-    mean = learned.mean(dim=0)
-    spread = learned.std(dim=0) + 1e-6
+    train_features, holdout_features = (
+        torch.from_numpy(extractor(part.images)) for part in (train, holdout)
+    )
+    mean = train_features.mean(dim=0)
+    spread = train_features.std(dim=0) + 1e-6
     schedule = Schedule(steps=600, learning_rate=2e-3, weight_decay=1e-2)
     batches = shuffled_batches(
-        lambda rows: (learned[rows] - mean) / spread, train.labels, schedule.batch
+        lambda rows: (train_features[rows] - mean) / spread, train.labels, schedule.batch
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = nn.Linear(learned.shape[1], len(train.classes))
+        model = nn.Linear(train_features.shape[1], len(train.classes))
         train_supervised(model, batches, schedule)
-    answers = model((scored - mean) / spread).detach().numpy()
+    answers = model((holdout_features - mean) / spread).detach().numpy()
     return scored_by(lambda _: answers, holdout, {})

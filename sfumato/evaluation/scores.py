@@ -83,22 +83,22 @@ def evaluate_release(
     if config.bound:
         trained_on["real"] = train
     metrics |= {name: {} for name in trained_on}
-    why = unusable(holdout)
-    if why is not None:
+    reason = unusable(holdout)
+    if reason is not None:
         warnings.append(
-            f"nothing was measured, because {why}. Put more pictures into test/, or raise "
+            f"nothing was measured, because {reason}. Put more pictures into test/, or raise "
             "data.holdout_fraction before the next release"
         )
         return metrics
     for name, classifier, row in accuracies(trained_on, holdout, config, progress):
         metrics[name][classifier] = row
-    chosen = chosen_metrics(config)
-    if not chosen or not distributed.is_main():
+    metric_names = chosen_metrics(config)
+    if not metric_names or not distributed.is_main():
         return metrics
     if absent := absent_classes(holdout):
         warnings.append(f"nothing was measured for classes without hold-out images: {absent}")
     assert extractor is not None  # `build_extractor` returns one if metrics are requested
-    add_fidelity(metrics, looked_at(synthetic), train, holdout, chosen, extractor, progress)
+    add_fidelity(metrics, looked_at(synthetic), train, holdout, metric_names, extractor, progress)
     return metrics
 
 
@@ -107,34 +107,39 @@ def add_fidelity(
     synthetic: Mapping[str, ImageSet],
     train: ImageSet,
     holdout: ImageSet,
-    chosen: Collection[str],
+    metric_names: Collection[str],
     extractor: Extractor,
     progress: Say,
 ) -> None:
     """Add the fidelity of each synthetic set, of "real" and of "blurred" to `metrics`."""
     progress(f"real: features in {extractor.name}")
-    searched = extractor(subsample(train, SEARCHED).images)
-    fresh = extractor(subsample(holdout).images)
+    train_features = extractor(subsample(train, SEARCHED).images)
+    holdout_features = extractor(subsample(holdout).images)
     warn = metrics["warnings"].append
     compare = functools.partial(
-        fidelity, reference=fresh, extractor=extractor, metrics=chosen, warn=warn
+        fidelity, reference=holdout_features, extractor=extractor, metrics=metric_names, warn=warn
     )
     for name, image_set in synthetic.items():
         progress(f"{name}: features and fidelity")
         features = extractor(subsample(image_set).images)
-        metrics[name]["fidelity"] = compare(name, features, novel=(features, searched, fresh))
+        metrics[name]["fidelity"] = compare(
+            name, features, novel=(features, train_features, holdout_features)
+        )
     progress("real: fidelity")
-    order = np.random.default_rng(0).permutation(len(searched))
-    compared = searched[subsample_indices(len(searched), COMPARED)]
+    order = np.random.default_rng(0).permutation(len(train_features))
+    train_sample = train_features[subsample_indices(len(train_features), COMPARED)]
     # For metrics that detect copies, one half of the training images takes the place of a synthetic
     # set, and the other half takes the place of its training images
-    novel = searched[order[::2]], searched[order[1::2]], fresh
-    metrics.setdefault("real", {})["fidelity"] = compare("real", compared, novel=novel)
+    novel = train_features[order[::2]], train_features[order[1::2]], holdout_features
+    metrics.setdefault("real", {})["fidelity"] = compare("real", train_sample, novel=novel)
     features = extractor(shifted("blurred", subsample(train).images))
-    measured = [name for name in chosen if METRICS[name].yardstick]
+    yardsticks = [name for name in metric_names if METRICS[name].yardstick]
     metrics["blurred"] = {
         "fidelity": compare(
-            "blurred", features, metrics=measured, novel=(features, searched, fresh)
+            "blurred",
+            features,
+            metrics=yardsticks,
+            novel=(features, train_features, holdout_features),
         )
     }
 
@@ -164,24 +169,24 @@ def accuracies(
         for name, image_set in trained_on.items()
         for classifier in config.classifiers
     }
-    moved = shifted_sets(holdout)
+    shifted_holdouts = shifted_sets(holdout)
 
     def train(task: tuple[str, ClassifierName, int]) -> Scored:
         name, classifier, seed = task
         if seed == config.seeds[0]:
             progress(f"{name}: {classifier}")
         return evaluate_classifier(
-            classifier, trained_on[name], holdout, schedules[task[:2]], moved, seed
+            classifier, trained_on[name], holdout, schedules[task[:2]], shifted_holdouts, seed
         )
 
     seeds = dict.fromkeys(trained_on, config.seeds) | {PLAIN: config.seeds[:1]}
-    scored = iter(
+    results = iter(
         distributed.map_sharded(
-            [(*what, seed) for what in schedules for seed in seeds[what[0]]], train
+            [(*pair, seed) for pair in schedules for seed in seeds[pair[0]]], train
         )
     )
     for (name, classifier), schedule in schedules.items():
-        of_seeds = list(itertools.islice(scored, len(seeds[name])))
+        of_seeds = list(itertools.islice(results, len(seeds[name])))
         row = aggregate(of_seeds, holdout.classes, holdout.groups, holdout.compared)
         yield name, classifier, row | {"steps": schedule.steps}
 
@@ -191,9 +196,12 @@ def shifted_sets(holdout: ImageSet) -> dict[str, ImageSet]:
 
     If images have several labels, return no sets.
     """
-    some = subsample(holdout, 5000)
+    sample = subsample(holdout, 5000)
     names = SHIFTS if holdout.labels.ndim == 1 else ()
-    return {name: ImageSet(shifted(name, some.images), some.labels, some.classes) for name in names}
+    return {
+        name: ImageSet(shifted(name, sample.images), sample.labels, sample.classes)
+        for name in names
+    }
 
 
 def released_accuracy(network: ImageClassifier, holdout: ImageSet) -> dict:
@@ -202,9 +210,9 @@ def released_accuracy(network: ImageClassifier, holdout: ImageSet) -> dict:
     Returns the result of `aggregate`, with "accuracy" and "balanced_accuracy". If images have
     several labels, both are the mean AUROC.
     """
-    scored = scored_by(lambda part: logits(network, part.images), holdout, shifted_sets(holdout))
-    shares = {"accuracy": scored.accuracy, "balanced_accuracy": mean_of(scored.by_class)}
-    return shares | aggregate([scored], holdout.classes, holdout.groups, holdout.compared)
+    result = scored_by(lambda part: logits(network, part.images), holdout, shifted_sets(holdout))
+    shares = {"accuracy": result.accuracy, "balanced_accuracy": mean_of(result.by_class)}
+    return shares | aggregate([result], holdout.classes, holdout.groups, holdout.compared)
 
 
 def check_fits(name: str, image_set: ImageSet, train: ImageSet) -> None:
@@ -236,16 +244,13 @@ def absent_classes(image_set: ImageSet) -> str:
     return ", ".join(names[:5]) + " and others" * (len(names) > 5)
 
 
-def subsample_indices(count: int, most: int) -> np.ndarray:
-    """Choose all of `count` rows or, if there are more than `most`, draw `most` with a fixed seed.
-
-    Returns their indices, ascending.
-    """
-    if count <= most:
+def subsample_indices(count: int, max_rows: int) -> np.ndarray:
+    """Return ascending indices of all `count` rows, or of `max_rows` drawn with a fixed seed."""
+    if count <= max_rows:
         return np.arange(count)
-    return np.sort(np.random.default_rng(0).choice(count, most, replace=False))
+    return np.sort(np.random.default_rng(0).choice(count, max_rows, replace=False))
 
 
-def subsample(image_set: ImageSet, most: int = COMPARED) -> ImageSet:
-    """Return all images of a set, or `most` drawn with a fixed seed."""
-    return image_set.take(subsample_indices(len(image_set), most))
+def subsample(image_set: ImageSet, max_images: int = COMPARED) -> ImageSet:
+    """Return all images of a set, or `max_images` drawn with a fixed seed."""
+    return image_set.take(subsample_indices(len(image_set), max_images))

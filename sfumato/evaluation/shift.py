@@ -25,10 +25,10 @@ def displaced(images: Tensor, angle: float, part: float) -> Tensor:
     back = -2 * part
     # A rotation needs this ratio, because `affine_grid` measures positions in units of the sides
     upright = images.shape[2] / images.shape[3]
-    place = torch.tensor(
+    theta = torch.tensor(
         [[cosine, -sine * upright, back], [sine / upright, cosine, back]], device=images.device
     )
-    grid = F.affine_grid(place.expand(len(images), 2, 3), list(images.shape), align_corners=False)
+    grid = F.affine_grid(theta.expand(len(images), 2, 3), list(images.shape), align_corners=False)
     return F.grid_sample(images, grid, padding_mode="border", align_corners=False)
 
 

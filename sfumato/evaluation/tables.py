@@ -33,17 +33,19 @@ def tables_of(metrics: Mapping) -> Iterator[Table]:
         return
     measure = metrics.get("measure", "accuracy")  # AUROC with several labels
     yield from accuracy_tables(metrics, sets, measure)
-    judged = {f"{name}: {model}": row for name, rows in sets.items() for model, row in rows.items()}
-    judged |= {name: metrics[name] for name in HANDED_OUT if name in metrics}
+    results = {
+        f"{name}: {model}": row for name, rows in sets.items() for model, row in rows.items()
+    }
+    results |= {name: metrics[name] for name in HANDED_OUT if name in metrics}
     # Metrics of older versions have no "per_class"
-    rows = ([name, *reliability(row)] for name, row in judged.items() if row.get("per_class"))
+    rows = ([name, *reliability(row)] for name, row in results.items() if row.get("per_class"))
     heads = ["classifier", *reliability_heads(measure)]
     note = (
         "The interval is found by resampling the hold-out, person by person if persons are known. "
         "“Below the mean” is how far the worst class lies below the mean over the classes."
     )
     yield table_of("How reliable these numbers are, % (local)", heads, rows, note)
-    yield from detailed_tables(judged, measure)
+    yield from detailed_tables(results, measure)
     yield from fidelity_tables(metrics)
     if "public_student" in metrics:
         yield public_student_table(metrics["public_student"], measure)
@@ -101,16 +103,16 @@ def fidelity_tables(metrics: Mapping) -> Iterator[Table]:
     }
     if not measured:
         return
-    compared = pd.DataFrame(measured)
-    first = compared.iloc[:, 0]
+    frame = pd.DataFrame(measured)
+    first = frame.iloc[:, 0]
     keys = [
         key
         for key in map(str, first.index)
         if isinstance(first[key], float) and not key.endswith("_std")
     ]
-    spreads = compared.reindex([f"{key}_std" for key in keys])
+    spreads = frame.reindex([f"{key}_std" for key in keys])
     rows = (
-        [key.replace("_", " "), *map(number, compared.loc[key], spreads.loc[f"{key}_std"])]
+        [key.replace("_", " "), *map(number, frame.loc[key], spreads.loc[f"{key}_std"])]
         for key in keys
     )
     if keys:  # `keys` is empty if only the test for copies was requested
@@ -118,7 +120,7 @@ def fidelity_tables(metrics: Mapping) -> Iterator[Table]:
             f"Fidelity to real images ({first['reference']}), "
             f"feature space {first['space']} (local)"
         )
-        yield table_of(title, ["metric", *compared.columns], rows)
+        yield table_of(title, ["metric", *frame.columns], rows)
 
 
 def public_student_table(student: Mapping, measure: str) -> Table:
@@ -129,37 +131,39 @@ def public_student_table(student: Mapping, measure: str) -> Table:
     return table_of(title, heads, rows, note)
 
 
-def detailed_tables(judged: Mapping[str, Mapping], measure: str) -> Iterator[Table]:
+def detailed_tables(results: Mapping[str, Mapping], measure: str) -> Iterator[Table]:
     """Yield a table of AUROC and sensitivities, and a table of the accuracy for each value of the
     column that `data.compare_by` names.
 
-    A table is left out if its numbers were not measured. judged: result of `aggregate`, by
+    A table is left out if its numbers were not measured. results: result of `aggregate`, by
     classifier.
     """
-    quoted = {name: row["two_classes"] for name, row in judged.items() if "two_classes" in row}
+    quoted = {name: row["two_classes"] for name, row in results.items() if "two_classes" in row}
     if quoted:
         cells = {
-            name: [(per_cent(one["mean"]), interval(one)) for one in each]
-            for name, each in quoted.items()
+            name: [(per_cent(entry["mean"]), interval(entry)) for entry in entries]
+            for name, entries in quoted.items()
         }
-        heads = [head for one in next(iter(quoted.values())) for head in (one["what"], INTERVAL)]
+        heads = [
+            head for entry in next(iter(quoted.values())) for head in (entry["what"], INTERVAL)
+        ]
         title = f"AUROC, and sensitivity at {per_cent(SPECIFICITY)} % specificity, % (local)"
         yield table_of(
             title, ["classifier", *heads], ([name, *chain(*each)] for name, each in cells.items())
         )
-    columns = {name: row["by_column"] for name, row in judged.items() if "by_column" in row}
+    columns = {name: row["by_column"] for name, row in results.items() if "by_column" in row}
     if columns:
         rows = (
             [
                 name,
-                one["group"],
-                str(one["images"]),
-                per_cent(one["mean"]),
-                interval(one),
+                group["group"],
+                str(group["images"]),
+                per_cent(group["mean"]),
+                interval(group),
                 per_cent(column["gap"]),
             ]
             for name, column in columns.items()
-            for one in column["groups"]
+            for group in column["groups"]
         )
         note = (
             f"Groups of fewer than {FEWEST_OF_A_GROUP} images are merged into “others”. This group "
@@ -200,14 +204,14 @@ def read_local(metrics: Path, evaluation: Path, artifacts: Path) -> Local:
         for path in sorted(evaluation.glob("*.png"))
     )
     pictures: list[Picture] = []
-    for stage, what in WORDS["pictures"].items():
+    for stage, caption in WORDS["pictures"].items():
         try:
             files = sorted((artifacts / stage).glob("*.png"))
             if files:
                 read_artifact(artifacts / stage, stage)
         except SfumatoError:  # the artifact is incomplete, so its pictures may be wrong
             continue
-        pictures += [picture(path, f"{stage}, {path.stem}", what) for path in files]
+        pictures += [picture(path, f"{stage}, {path.stem}", caption) for path in files]
     return numbers._replace(plots=plots, pictures=tuple(pictures))
 
 
@@ -224,7 +228,7 @@ def reliability(row: Mapping) -> Iterator[str]:
 
     If images have several labels, AUROC replaces accuracy.
     """
-    means = {one["class"]: one["mean"] for one in row["per_class"]}
+    means = {entry["class"]: entry["mean"] for entry in row["per_class"]}
     worst = min(means, key=lambda name: means[name])
     yield interval(row)
     yield worst

@@ -91,25 +91,25 @@ def verdict(
     Possible names are "chance", "majority class", "release", "teacher", "student" and "real".
     Unknown shares are left out.
     """
-    present = per_class(labels, classes)
-    rows = guesses(present, labels) | {"release": best(metrics["release"])}
+    counts = per_class(labels, classes)
+    rows = guesses(counts, labels) | {"release": best(metrics["release"])}
     rows |= {name: metrics[name] for name in HANDED_OUT if name in metrics}
     if classifier_rows(metrics.get("real", {})):
         rows["real"] = best(metrics["real"])
     balanced = {name: row["balanced_accuracy"] for name, row in rows.items()}
     release = balanced["release"]
     chance = balanced["chance"]
-    above = max(balanced.get(name, 0.0) for name in (*HANDED_OUT, "real")) - chance
+    max_gain = max(balanced.get(name, 0.0) for name in (*HANDED_OUT, "real")) - chance
     if "real" not in balanced:
-        above = 1.0 - chance
+        max_gain = 1.0 - chance
     # Guessing hardly ever exceeds chance by more than this
-    clear = 3.0 * guessing_error(labels, classes, groups)
+    min_gain = 3.0 * guessing_error(labels, classes, groups)
     learned = None
-    lacking = too_few(present, labels)
-    if lacking:
+    reason = too_few(counts, labels)
+    if reason:
         level = UNJUDGED
-        sentence = lacking
-    elif above <= clear:
+        sentence = reason
+    elif max_gain <= min_gain:
         level = "unknown"
         sentence = (
             "the hold-out is too small to show that classifiers trained on the real images are "
@@ -117,19 +117,19 @@ def verdict(
             "next release"
         )
     else:
-        learned = (release - chance) / above
+        learned = (release - chance) / max_gain
         level = "useless"
-        if release - chance > clear:
+        if release - chance > min_gain:
             level = level_of(learned)
         sentence = VERDICT_LEVELS[level][1]
     part = "" if learned is None else f" ({100 * max(learned, 0):.0f} % of what there is to learn)"
     parts = [f"{level}{part}: {sentence}"]
     if level != UNJUDGED:
-        parts += remarks(metrics, balanced, clear)
+        parts += remarks(metrics, balanced, min_gain)
     if metrics.get("mixture"):
-        chosen = metrics["mixture"]["chosen"]
+        mixture = metrics["mixture"]["chosen"]
         parts.append(
-            f"The release was made {chosen}. This choice is based on a comparison of two "
+            f"The release was made {mixture}. This choice is based on a comparison of two "
             "classifiers, one trained with public images and one without"
         )
     text = ". ".join(parts) + "."
@@ -145,16 +145,16 @@ def verdict(
     }
 
 
-def too_few(present: np.ndarray, labels: np.ndarray) -> str | None:
+def too_few(counts: np.ndarray, labels: np.ndarray) -> str | None:
     """Return the reason why the hold-out is too small to judge a release, or None if it is not.
 
-    present: (classes,), number of hold-out images of each class; labels: labels of the hold-out.
+    counts: (classes,), number of hold-out images of each class; labels: labels of the hold-out.
     """
-    without = len(labels) - present.max()
-    if present.min() < FEWEST_OF_A_CLASS:
+    without = len(labels) - counts.max()
+    if counts.min() < FEWEST_OF_A_CLASS:
         return (
             f"the hold-out needs at least {FEWEST_OF_A_CLASS} images of each class, but has only "
-            f"{present.min()} of the smallest class. Hold out more images in the next release"
+            f"{counts.min()} of the smallest class. Hold out more images in the next release"
         )
     if labels.ndim == 2 and without < FEWEST_OF_A_CLASS:
         return (
@@ -166,21 +166,21 @@ def too_few(present: np.ndarray, labels: np.ndarray) -> str | None:
 
 
 def remarks(
-    metrics: Mapping[str, Any], balanced: Mapping[str, float], clear: float
+    metrics: Mapping[str, Any], balanced: Mapping[str, float], min_gain: float
 ) -> Iterator[str]:
     """Yield further remarks for the owner: sentences without their full stops.
 
-    balanced: balanced accuracies, as in `verdict`; clear: smallest difference from chance that
+    balanced: balanced accuracies, as in `verdict`; min_gain: smallest difference from chance that
     counts. A released classifier that does not reach it is not recommended.
     """
     better = max(HANDED_OUT, key=lambda name: balanced.get(name, 0.0))
-    known = balanced.get(better, 0.0)
+    share = balanced.get(better, 0.0)
     real = balanced.get("real", 1.0)
     chance = balanced["chance"]
-    learned = known - chance > clear
-    if learned and known > real:
+    learned = share - chance > min_gain
+    if learned and share > real:
         yield (
-            f"The result of the {better} ({100 * known:.0f} %) counts as 100 % of what there is to "
+            f"The result of the {better} ({100 * share:.0f} %) counts as 100 % of what there is to "
             "learn, because the best classifier trained on the real images reaches only "
             f"{100 * real:.0f} %"
         )
@@ -194,7 +194,7 @@ def remarks(
         )
         if learned:
             yield f"Share the {better} instead"
-    if learned and known > balanced["release"] + 0.02:
+    if learned and share > balanced["release"] + 0.02:
         yield (
             f"If you only need a classifier, use the {better}: it classifies better than "
             "classifiers trained on the release"
@@ -207,29 +207,29 @@ def remarks(
             )
 
 
-def guesses(present: np.ndarray, labels: np.ndarray) -> dict[str, dict[str, float]]:
+def guesses(counts: np.ndarray, labels: np.ndarray) -> dict[str, dict[str, float]]:
     """Return the accuracies of two classifiers that ignore the image: "chance" and "majority
     class".
 
-    present: (classes,), number of hold-out images of each class; labels: labels of the hold-out.
+    counts: (classes,), number of hold-out images of each class; labels: labels of the hold-out.
     "chance" guesses only classes of the hold-out.
 
     If images have several labels, returns only "chance", with an AUROC of 0.5.
     """
     if labels.ndim == 2:
         return {"chance": {"accuracy": 0.5, "balanced_accuracy": 0.5}}
-    chance = 1 / max(int((present > 0).sum()), 1)
+    chance = 1 / max(int((counts > 0).sum()), 1)
     return {
         "chance": {"accuracy": chance, "balanced_accuracy": chance},
         "majority class": {
-            "accuracy": float(present.max() / len(labels)),
+            "accuracy": float(counts.max() / len(labels)),
             "balanced_accuracy": chance,
         },
     }
 
 
 def level_of(learned: float) -> str:
-    return next(name for name, (least, _) in VERDICT_LEVELS.items() if learned >= least)
+    return next(name for name, (threshold, _) in VERDICT_LEVELS.items() if learned >= threshold)
 
 
 def guessing_error(labels: np.ndarray, classes: int, groups: np.ndarray | None = None) -> float:
@@ -243,15 +243,15 @@ def guessing_error(labels: np.ndarray, classes: int, groups: np.ndarray | None =
     units = np.arange(len(labels)) if groups is None else np.unique(groups, return_inverse=True)[1]
     having = labels.astype(bool) if labels.ndim == 2 else labels[:, None] == np.arange(classes)
     # Effective number of persons with images of each class, and with images of other classes
-    of, other = (
+    persons, other_persons = (
         np.array([effective_number(units[rows]) for rows in part.T]) for part in (having, ~having)
     )
     if labels.ndim == 1:
-        present = of[of > 0]
-        chance = 1 / len(present)
-        return math.sqrt(chance * (1 - chance) * (1 / present).sum()) / len(present)
+        counts = persons[persons > 0]
+        chance = 1 / len(counts)
+        return math.sqrt(chance * (1 - chance) * (1 / counts).sum()) / len(counts)
     with np.errstate(divide="ignore"):
-        errors = np.sqrt((of + other + 1) / (12 * of * other))
+        errors = np.sqrt((persons + other_persons + 1) / (12 * persons * other_persons))
     varying = np.isfinite(errors)  # False for a label that all images have, or no image has
     return float(errors[varying].mean()) if varying.any() else math.inf
 
@@ -273,6 +273,6 @@ def best(values: Mapping) -> dict[str, float]:
     return {
         "accuracy": max(row["mean"] for row in rows),
         "balanced_accuracy": max(
-            float(np.mean([one["mean"] for one in row["per_class"]])) for row in rows
+            float(np.mean([entry["mean"] for entry in row["per_class"]])) for row in rows
         ),
     }

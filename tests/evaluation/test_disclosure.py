@@ -229,7 +229,7 @@ def test_images_drawn_from_the_networks_are_tested_too(digits):
     )
     release = ImageSet(255 - real[:100], np.zeros(100, np.int64), ("a",))
     assert not disclosure(release, train, holdout, PIXELS)["rings"]
-    assert disclosure(release, train, holdout, PIXELS, more=real[:300])["rings"]
+    assert disclosure(release, train, holdout, PIXELS, extra_images=real[:300])["rings"]
 
 
 class Knows(torch.nn.Module):

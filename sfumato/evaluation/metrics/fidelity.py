@@ -40,24 +40,24 @@ class Metric(NamedTuple):
     yardstick: bool = False
 
 
-def frechet(compared: np.ndarray, reference: np.ndarray, **_: object) -> dict[str, float]:
-    return {"frechet": frechet_distance(compared, reference)}
+def frechet(features: np.ndarray, reference: np.ndarray, **_: object) -> dict[str, float]:
+    return {"frechet": frechet_distance(features, reference)}
 
 
 def mind(
-    compared: np.ndarray, reference: np.ndarray, novel: tuple[np.ndarray, ...], **_: object
+    features: np.ndarray, reference: np.ndarray, novel: tuple[np.ndarray, ...], **_: object
 ) -> dict[str, float]:
     """Compute MIND between the set and the hold-out, and between training images and the hold-out.
 
     Both distances use the same number of images, because MIND is lower for more images.
     """
-    count = min(map(len, (compared, reference, novel[1])))
+    count = min(map(len, (features, reference, novel[1])))
     real = {"mind_real": sliced_distance(novel[1], reference, count)[0]}
-    return with_spread("mind", sliced_distance(compared, reference, count)) | real
+    return with_spread("mind", sliced_distance(features, reference, count)) | real
 
 
-def mmd(compared: np.ndarray, reference: np.ndarray, **_: object) -> dict[str, float]:
-    return with_spread("mmd", kernel_distance(compared, reference))
+def mmd(features: np.ndarray, reference: np.ndarray, **_: object) -> dict[str, float]:
+    return with_spread("mmd", kernel_distance(features, reference))
 
 
 def likelihood(novel: tuple[np.ndarray, ...], **_: object) -> dict[str, float]:
@@ -68,10 +68,10 @@ def likelihood(novel: tuple[np.ndarray, ...], **_: object) -> dict[str, float]:
     return feature_likelihood(*novel)
 
 
-def score(compared: np.ndarray, extractor: Extractor, **_: object) -> dict[str, float]:
+def score(features: np.ndarray, extractor: Extractor, **_: object) -> dict[str, float]:
     # The head of Inception is applied without its bias, as in the original Inception Score
     assert extractor.head is not None
-    probabilities = softmax(compared.astype(np.float64) @ extractor.head.T, axis=1)
+    probabilities = softmax(features.astype(np.float64) @ extractor.head.T, axis=1)
     return with_spread("inception_score", inception_score(probabilities))
 
 
@@ -133,7 +133,7 @@ def chosen_metrics(config: Evaluate) -> tuple[str, ...]:
 
 def fidelity(
     name: str,
-    compared: np.ndarray,
+    features: np.ndarray,
     reference: np.ndarray,
     novel: tuple[np.ndarray, np.ndarray, np.ndarray],
     extractor: Extractor,
@@ -142,7 +142,7 @@ def fidelity(
 ) -> dict:
     """Compute the metrics of the set called `name`.
 
-    compared: (N, D), features of the set;
+    features: (N, D), features of the set;
     reference: (M, D), features of the hold-out;
     novel: three arrays of features for the metrics that detect copies: features of the images to
     test, of training images, and of the hold-out;
@@ -157,13 +157,13 @@ def fidelity(
     for key, metric in METRICS.items():
         if key in metrics and metric.measure is not None:
             numbers |= metric.measure(
-                compared=compared, reference=reference, novel=novel, extractor=extractor
+                features=features, reference=reference, novel=novel, extractor=extractor
             )
-    fewest = min(len(compared), len(reference))
-    if "frechet" in numbers and fewest <= compared.shape[1]:
+    fewest = min(len(features), len(reference))
+    if "frechet" in numbers and fewest <= features.shape[1]:
         warn(
             f"{name}: the Fréchet distance is too large, because the covariance of {fewest} images "
-            f"in {compared.shape[1]} dimensions is rank-deficient. Compare it only with distances "
+            f"in {features.shape[1]} dimensions is rank-deficient. Compare it only with distances "
             "computed from the same number of images, or use mmd (kid), because it is unbiased "
             "even for few images"
         )
@@ -174,10 +174,10 @@ def fidelity(
             f"are only {fewest} images"
         )
     if "fld" in metrics and "fld" not in numbers:
-        why = "all hold-out images have equal features"
+        reason = "all hold-out images have equal features"
         if min(map(len, novel)) < 4:
-            why = "it needs 4 or more images of each set"
-        warn(f"{name}: fld was not computed, because {why}")
+            reason = "it needs 4 or more images of each set"
+        warn(f"{name}: fld was not computed, because {reason}")
     gap = numbers.get("generalisation_gap", 0.0)
     if gap < -20:
         warn(
@@ -185,13 +185,13 @@ def fidelity(
             "set, training images are likelier than hold-out images. This is a sign that images "
             "were copied: look at neighbours.png"
         )
-    about = {
+    facts = {
         "space": extractor.name,
         "reference": "holdout",
-        "images": len(compared),
+        "images": len(features),
         "reference_images": len(reference),
     }
     if extractor.head is not None:  # the extractor is Inception
         names = {"frechet": "fid", "mmd": "kid", "mmd_std": "kid_std"}
         numbers = {names.get(key, key): value for key, value in numbers.items()}
-    return about | numbers
+    return facts | numbers

@@ -41,22 +41,22 @@ def feature_likelihood(
     hold-out, it is left out.
     """
     random = np.random.default_rng(0)
-    most = 4000  # maximum number of centres, which bounds time and memory (0.3 GB)
+    max_rows = 4000  # maximum number of rows, which bounds time and memory (0.3 GB)
     # The baseline gets as many centres as the synthetic set, because more centres give a better
     # score
-    size = min(len(train) // 2, len(synthetic), most)
-    centres, fitted, scored = (
+    size = min(len(train) // 2, len(synthetic), max_rows)
+    centres, train_rows, holdout_rows = (
         np.asarray(features[random.permutation(len(features))[:number]], dtype=np.float64)
-        for features, number in ((synthetic, size), (train, 2 * size), (holdout, most))
+        for features, number in ((synthetic, size), (train, 2 * size), (holdout, max_rows))
     )
-    mean = scored.mean(axis=0)
-    std = scored.std(axis=0, ddof=1)
+    mean = holdout_rows.mean(axis=0)
+    std = holdout_rows.std(axis=0, ddof=1)
     varied = std > 1e-8 * max(float(std.max()), 1e-300)
     if not varied.any():  # if all features are constant, likelihoods cannot be compared
         return {}
     normal, points, unseen = (
         torch.from_numpy((features[:, varied] - mean[varied]) / std[varied])
-        for features in (centres, fitted, scored)
+        for features in (centres, train_rows, holdout_rows)
     )
     variances = fit_variances(normal, points)
     of_holdout = negative_log_likelihood(unseen, normal, variances)
@@ -82,10 +82,10 @@ def fit_variances(centres: Tensor, points: Tensor) -> Tensor:
     dimension = points.shape[1]
     distances = torch.cdist(points, centres).square_()  # (N, M)
     # (N, 1): squared distances to the mean, after each point is moved a tenth of the way towards it
-    far = 0.9**2 * torch.cdist(points, points.mean(dim=0, keepdim=True)).square_()
+    background_distances = 0.9**2 * torch.cdist(points, points.mean(dim=0, keepdim=True)).square_()
     variances = ((distances.min(dim=0).values + 1e-3) / dimension).clamp_min(MIN_VARIANCE)
     background = torch.ones(1, dtype=torch.float64)
-    before = -math.inf
+    previous_total = -math.inf
     for _ in range(ROUNDS):
         weight = torch.zeros_like(variances)
         spread = torch.zeros_like(variances)
@@ -93,7 +93,7 @@ def fit_variances(centres: Tensor, points: Tensor) -> Tensor:
         broad_spread = 0.0
         total = 0.0
         for squared, from_mean in zip(
-            distances.split(ROWS_AT_ONCE), far.split(ROWS_AT_ONCE), strict=True
+            distances.split(ROWS_AT_ONCE), background_distances.split(ROWS_AT_ONCE), strict=True
         ):
             log_density = log_gaussian(squared, variances, dimension).sub_(math.log(len(centres)))
             log_broad = log_gaussian(from_mean, background, dimension)  # (B, 1)
@@ -113,9 +113,9 @@ def fit_variances(centres: Tensor, points: Tensor) -> Tensor:
             background = torch.full_like(
                 background, max(broad_spread / (dimension * broad_weight), MIN_VARIANCE)
             )
-        if total - before < SETTLED * dimension * len(points):
+        if total - previous_total < SETTLED * dimension * len(points):
             break
-        before = total
+        previous_total = total
     return variances
 
 

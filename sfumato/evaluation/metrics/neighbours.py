@@ -99,11 +99,11 @@ def authenticity(synthetic: np.ndarray, train: np.ndarray, holdout: np.ndarray) 
     for new real images, and 0 for copies.
     """
     index, distance = nearest_rows(synthetic, train)
-    fresh = float(np.median(nearest_rows(holdout, train)[1]))
+    holdout_median = float(np.median(nearest_rows(holdout, train)[1]))
     slack = rounding_error(train)
     ratio = float(np.median(distance) <= slack)
-    if fresh > slack:
-        ratio = float(np.median(distance)) / fresh
+    if holdout_median > slack:
+        ratio = float(np.median(distance)) / holdout_median
     return {
         "authenticity": float((distance > radii(train, 1)[index] + slack).mean()),
         "distance_ratio": ratio,
