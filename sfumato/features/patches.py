@@ -91,17 +91,19 @@ def whitened_patches(channels: int, side: int) -> tuple[Tensor, Tensor]:
     """
     random = np.random.default_rng(0)
     draw = procedural_drawer((channels, 32, 32))
-    drawn = np.stack([draw(random, index % len(FAMILIES)) for index in range(120)])
-    unfolded = F.unfold(torch.from_numpy(drawn).permute(0, 3, 1, 2).double() / 255, side)
-    places = torch.from_numpy(random.integers(unfolded.shape[2], size=192))
-    patches = unfolded[:, :, places].transpose(1, 2).flatten(0, 1)
+    textures = np.stack([draw(random, index % len(FAMILIES)) for index in range(120)])
+    unfolded = F.unfold(torch.from_numpy(textures).permute(0, 3, 1, 2).double() / 255, side)
+    positions = torch.from_numpy(random.integers(unfolded.shape[2], size=192))
+    patches = unfolded[:, :, positions].transpose(1, 2).flatten(0, 1)
     patches = patches - patches.mean(1, keepdim=True)
     values, vectors = torch.linalg.eigh(patches.T @ patches / len(patches))
     # The floor prevents directions without variance from being amplified
     whiten = (vectors * (values + 1e-3).rsqrt()) @ vectors.T
     whiten = whiten - whiten.mean(1, keepdim=True)  # remove the effect of a patch's mean
-    chosen = patches[patches.std(1) > 0.05]  # leave out patches with little contrast
-    chosen = chosen[torch.from_numpy(random.choice(len(chosen), FILTERS, replace=False))]
-    filters = F.normalize(chosen @ whiten.T, dim=1) @ whiten
-    both = (part.float().view(-1, channels, side, side) for part in (filters, whiten))
-    return tuple(both)  # type: ignore[return-value]
+    texture_patches = patches[patches.std(1) > 0.05]  # leave out patches with little contrast
+    texture_patches = texture_patches[
+        torch.from_numpy(random.choice(len(texture_patches), FILTERS, replace=False))
+    ]
+    filters = F.normalize(texture_patches @ whiten.T, dim=1) @ whiten
+    kernels = (part.float().view(-1, channels, side, side) for part in (filters, whiten))
+    return tuple(kernels)  # type: ignore[return-value]

@@ -83,9 +83,12 @@ class SideBySide(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         blocks = self.blocks(images)
         centres = self.centre.split([block.shape[1] for block in blocks])
-        each = zip(self.norms, blocks, centres, strict=True)
+        triples = zip(self.norms, blocks, centres, strict=True)
         return torch.cat(
-            [norm * nn.functional.normalize(block - centre, dim=1) for norm, block, centre in each],
+            [
+                norm * nn.functional.normalize(block - centre, dim=1)
+                for norm, block, centre in triples
+            ],
             dim=1,
         )
 
@@ -165,14 +168,14 @@ class ProjectedFeatures(nn.Module):
         if isinstance(self.map, SideBySide):
             blocks = self.map.blocks(as_floats(images[:FEATURE_BATCH].to(device)))
             self.map.centre.copy_(torch.cat(blocks, dim=1).mean(0))
-        seen = torch.cat(
+        outputs = torch.cat(
             [self.mapped(as_floats(part.to(device))) for part in images.split(FEATURE_BATCH)]
         )
-        mean = seen.mean(0)
+        mean = outputs.mean(0)
         spread = torch.ones_like(mean)
         if isinstance(self.map, (ClassifierFeatures, OwnFeatures)):
-            spread = seen.std(0).clamp(min=1e-6)
-        rows = (seen - mean) / spread
+            spread = outputs.std(0).clamp(min=1e-6)
+        rows = (outputs - mean) / spread
         # A floor on each variance prevents directions without variance from being amplified.
         floor = 1e-3 * rows.square().sum() / rows.numel()
         if not 0 < floor < math.inf:
@@ -191,15 +194,15 @@ class ProjectedFeatures(nn.Module):
             vectors[:, : self.dimension] * (variances + floor) ** (-power / 2) / spread[:, None]
         )
         self.directions.zero_()[:, : scaled.shape[1]] = scaled
-        return torch.cat([self.projected(part) for part in seen.split(FEATURE_BATCH)])
+        return torch.cat([self.projected(part) for part in outputs.split(FEATURE_BATCH)])
 
     def config(self) -> dict:
         """Return the arguments that rebuild this map."""
-        about = {"feature": self.feature, "shape": [*self.shape], "dimension": self.dimension}
-        about["network"] = self.arguments
+        arguments = {"feature": self.feature, "shape": [*self.shape], "dimension": self.dimension}
+        arguments["network"] = self.arguments
         if self.flip:
-            about["flip"] = True
-        return about
+            arguments["flip"] = True
+        return arguments
 
 
 class ScaleToSqrtD(nn.Module):

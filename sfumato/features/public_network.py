@@ -16,13 +16,13 @@ SMALLEST_MAP = 4  # Blocks halve the sides until the shorter side has at most th
 WIDTHS = (1, 2, 4, 4)  # Number of channels of each block, as a multiple of `width`
 
 
-def shorter_side(shape: Shape, least: int) -> int:
-    """Return the shorter side of images, in pixels. Raises ValueError if it is below `least`."""
+def shorter_side(shape: Shape, min_side: int) -> int:
+    """Return the shorter side of images, in pixels. Raises ValueError if it is below `min_side`."""
     _, height, width = shape
-    if min(height, width) < least:
+    if min(height, width) < min_side:
         raise ValueError(
             f"images of {height}×{width} pixels are too small for the classifier: use images of "
-            f"{least} pixels per side or more"
+            f"{min_side} pixels per side or more"
         )
     return min(height, width)
 

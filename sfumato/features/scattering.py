@@ -32,8 +32,8 @@ class Filtered(torch.autograd.Function):
         (filters,) = ctx.saved_tensors
         size = filters.shape[-1]
         height = gradient.shape[2]
-        along = filters.flip(3)[:, 0].permute(1, 0, 2)[:, :, None]  # (size, F, 1, size)
-        rows = F.conv2d(gradient, along.to(gradient), padding=(0, size // 2))  # (N, size, H, W)
+        kernels = filters.flip(3)[:, 0].permute(1, 0, 2)[:, :, None]  # (size, F, 1, size)
+        rows = F.conv2d(gradient, kernels.to(gradient), padding=(0, size // 2))  # (N, size, H, W)
         total = torch.zeros_like(rows[:, 0], dtype=torch.promote_types(rows.dtype, torch.float32))
         total = F.pad(total, (0, 0, size // 2, size // 2))
         for row in range(size):

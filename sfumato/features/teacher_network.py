@@ -94,9 +94,9 @@ def fit_features(
     Returns ψ, and the (d, d) covariance of ψ on these images, both on the device that stages use
     (`runtime.compute.device`).
     """
-    through = settings.network and settings.network.arguments()
-    about = settings.features or settings.feature, shape, settings.dimension
-    features = ProjectedFeatures(*about, through or network, settings.flip).to(device())
+    own_network = settings.network and settings.network.arguments()
+    arguments = settings.features or settings.feature, shape, settings.dimension
+    features = ProjectedFeatures(*arguments, own_network or network, settings.flip).to(device())
     rows = features.fit(images.some(FITTED, seed), settings.power, seed).double()
     return features, rows.T @ rows / len(rows)
 
@@ -114,8 +114,10 @@ def probabilities_of(teacher: ImageClassifier, images: Tensor) -> Tensor:
     With several labels, returns the probability of each label, so that rows need not add up to 1.
     """
     shares = torch.sigmoid if teacher.several else partial(torch.softmax, dim=1)
-    where = device_of(teacher)
-    parts = (as_floats(part).to(where) for part in images.split(FEATURE_BATCH) if len(part))
+    teacher_device = device_of(teacher)
+    parts = (
+        as_floats(part).to(teacher_device) for part in images.split(FEATURE_BATCH) if len(part)
+    )
     return torch.cat(
         [torch.zeros(0, teacher.classes), *(shares(teacher(part)).cpu() for part in parts)]
     )
@@ -127,11 +129,13 @@ def relabelled(teacher: TeacherNetwork, images: ImageSet) -> ImageSet:
     The teacher's predictions are adjusted so that each class keeps its number of images, as far as
     possible (see `share_offsets`).
     """
-    seen = classify(teacher, images)
+    probabilities = classify(teacher, images)
     offsets = share_offsets(
-        seen, torch.from_numpy(np.bincount(images.labels, minlength=len(images.classes)))
+        probabilities, torch.from_numpy(np.bincount(images.labels, minlength=len(images.classes)))
     )
-    return ImageSet(images.images, at_shares(seen, offsets).argmax(dim=1).numpy(), images.classes)
+    return ImageSet(
+        images.images, at_shares(probabilities, offsets).argmax(dim=1).numpy(), images.classes
+    )
 
 
 def guide_by(teacher: TeacherNetwork, strength: float) -> Guide:

@@ -60,10 +60,10 @@ class GaussianGenerator(nn.Module):
                 .long()
                 .clamp(max=len(self.details) - 1)
             )
-            varied = recoloured(
+            images = recolour(
                 self.details[rows].float() / 255, torch.special.ndtr(z[:, -RECOLOURED:])
             )
-            coefficients = self.features.coefficients(varied)
+            coefficients = self.features.coefficients(images)
         else:
             coefficients = z * self.fine.sqrt()
         return self.features.images(coefficients.index_copy(1, chosen, low)).clamp(0, 1)
@@ -87,7 +87,7 @@ def fit_gaussians(
 
     The covariance of a class is the sum of three matrices:
 
-    1. the diagonal matrix of variances that `law_of` fits;
+    1. the diagonal matrix of variances that `fit_variance_law` fits;
     2. the shrunk difference between the pooled covariance and matrix 1;
     3. half of the shrunk difference between the class's released covariance and the sum of
        matrices 1 and 2.
@@ -108,18 +108,20 @@ def fit_gaussians(
     shares = priors.double().clamp(min=0.1 / len(priors))[:, None]
     means, seconds = features.moments(release.table.double().T / shares)
     noise = features.radius * deviation / math.sqrt(1 - features.products) / shares
-    means = shrunk(means, noise.square() * len(features.even), shares)
+    means = shrink_means(means, noise.square() * len(features.even), shares)
     covariances = seconds - means[:, :, None] * means[:, None, :]
     pooled = (shares[:, :, None] * covariances).sum(0)
-    law = law_of(pooled.diagonal(), features)
-    expected = law[features.chosen]
+    law = fit_variance_law(pooled.diagonal(), features)
+    expected_variances = law[features.chosen]
     # Standard deviation of the noise of an off-diagonal entry, for a class with a share of 1
     unit = features.radius**2 * deviation / math.sqrt(2 * features.products)
     largest = 2 * math.sqrt(len(pooled) / (2 if features.arguments["flip"] else 1)) * unit
-    pooled = expected.diag() + beyond(pooled - expected.diag(), largest * math.sqrt(len(priors)))
+    pooled = expected_variances.diag() + shrink_eigenvalues(
+        pooled - expected_variances.diag(), largest * math.sqrt(len(priors))
+    )
     for label, share in enumerate(shares.flatten().tolist()):
-        covariance = pooled + 0.5 * beyond(covariances[label] - pooled, largest / share)
-        generator.factors[label] = factor_of(covariance, expected).float()
+        covariance = pooled + 0.5 * shrink_eigenvalues(covariances[label] - pooled, largest / share)
+        generator.factors[label] = factor_of(covariance, expected_variances).float()
     generator.means.copy_(means)
     generator.fine.copy_(law)
     if details is not None:
@@ -127,7 +129,7 @@ def fit_gaussians(
     return generator
 
 
-def shrunk(means: Tensor, noise: Tensor, shares: Tensor) -> Tensor:
+def shrink_means(means: Tensor, noise: Tensor, shares: Tensor) -> Tensor:
     """Shrink the means of the classes towards the mean of all images.
 
     Noise increases the squared distance between a class's mean and the mean of all images. The
@@ -144,7 +146,7 @@ def shrunk(means: Tensor, noise: Tensor, shares: Tensor) -> Tensor:
     return middle + (1 - noise / deviations.square().sum(1, keepdim=True)).clamp(min=0) * deviations
 
 
-def recoloured(images: Tensor, random: Tensor) -> Tensor:
+def recolour(images: Tensor, random: Tensor) -> Tensor:
     """Reorder channels, mirror, invert, desaturate and relight each image, at random.
 
     images: (B, C, H, W) in [0, 1]; random: (B, RECOLOURED), uniform in [0, 1].
@@ -153,8 +155,8 @@ def recoloured(images: Tensor, random: Tensor) -> Tensor:
     orders = torch.tensor(
         list(itertools.permutations(range(images.shape[1]))), device=images.device
     )
-    chosen = orders[(order.flatten() * len(orders)).long().clamp(max=len(orders) - 1)]
-    images = images.gather(1, chosen[:, :, None, None].expand_as(images))
+    channel_orders = orders[(order.flatten() * len(orders)).long().clamp(max=len(orders) - 1)]
+    images = images.gather(1, channel_orders[:, :, None, None].expand_as(images))
     images = torch.where(mirrored < 0.5, images.flip(3), images)
     images = torch.where(inverted < 0.2, 1 - images, images)
     grey = images.mean(1, keepdim=True)
@@ -163,7 +165,7 @@ def recoloured(images: Tensor, random: Tensor) -> Tensor:
     return (mean + (0.6 + 1.2 * contrast) * (images - mean)).clamp(0, 1) ** (gamma - 0.5).exp()
 
 
-def law_of(variances: Tensor, features: CosineMoments) -> Tensor:
+def fit_variance_law(variances: Tensor, features: CosineMoments) -> Tensor:
     """Fit a law to the released variances of low coefficients, and apply it to all coefficients.
 
     The law states that a coefficient with f half waves per image has the variance
@@ -175,30 +177,30 @@ def law_of(variances: Tensor, features: CosineMoments) -> Tensor:
     frequency = features.radius_of.double() * max(features.shape[1:])
     laws = []
     for bands in [(0,), (1, 2), (1, 2)][: features.shape[0]]:
-        released = torch.isin(features.chosen // len(frequency), torch.tensor(bands))
-        base = 1 + frequency[features.chosen[released] % len(frequency)]
+        in_bands = torch.isin(features.chosen // len(frequency), torch.tensor(bands))
+        base = 1 + frequency[features.chosen[in_bands] % len(frequency)]
         scores = []
         for decay in torch.arange(1.0, 4.55, 0.1).tolist():
-            level = (variances[released] * base**decay).mean().clamp(min=1e-6)
+            level = (variances[in_bands] * base**decay).mean().clamp(min=1e-6)
             scores.append((float(level.log() - decay * base.log().mean()), decay, float(level)))
         _, decay, level_of_best = min(scores)
         laws.append(level_of_best * (1 + frequency) ** -decay)
     return torch.cat(laws)
 
 
-def beyond(matrix: Tensor, noise: float) -> Tensor:
+def shrink_eigenvalues(matrix: Tensor, noise: float) -> Tensor:
     """Move each eigenvalue of a symmetric matrix towards zero by `noise`, and stop at zero."""
     values, vectors = torch.linalg.eigh(matrix)
     return vectors * (values.sign() * (values.abs() - noise).clamp(min=0)) @ vectors.T
 
 
-def factor_of(covariance: Tensor, expected: Tensor) -> Tensor:
+def factor_of(covariance: Tensor, expected_variances: Tensor) -> Tensor:
     """Return F so that F Fᵀ is the covariance, with a floor on its variances.
 
-    In each direction, the variance is raised to at least half of the variance under `expected`.
+    In each direction, the variance is raised to at least half of that in `expected_variances`.
 
-    covariance: (d, d); expected: (d,), expected variances of the coefficients.
+    covariance: (d, d); expected_variances: (d,), expected variances of the coefficients.
     """
-    scale = expected.sqrt()
+    scale = expected_variances.sqrt()
     values, vectors = torch.linalg.eigh(covariance / scale / scale[:, None])
     return scale[:, None] * vectors * values.clamp(min=0.5).sqrt()

@@ -127,12 +127,12 @@ class Generator(nn.Module):
         while math.prod(self.start) > 8**2:  # the body starts from 8×8 cells or fewer
             self.start = half(self.start)
             doublings += 1
-        wide = 2 * width if doublings else width
-        self.stem = nn.Linear(latent + classes, wide * math.prod(self.start), bias=False)
+        body_width = 2 * width if doublings else width
+        self.stem = nn.Linear(latent + classes, body_width * math.prod(self.start), bias=False)
         self.body = nn.Sequential() if doublings else nn.Sequential(GeneratorBlock(width, width))
         for _ in range(doublings):
-            self.body.extend([Widen(wide, 4 * width), GeneratorBlock(width, width)])
-            wide = width
+            self.body.extend([Widen(body_width, 4 * width), GeneratorBlock(width, width)])
+            body_width = width
         if len(self.sides) == 1:
             last = max(8, width // 4)
             self.widen: nn.Module = Widen(width, 4 * last)

@@ -97,7 +97,9 @@ def fit_generator(
     generator.to(device).to(memory_format=torch.channels_last).train()
     average = copy.deepcopy(generator)
     optimizer = torch.optim.Adam(generator.parameters(), lr=config.learning_rate, betas=(0.9, 0.99))
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: pace(step / config.steps))
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: learning_rate_factor(step / config.steps)
+    )
     columns = (priors if row_means is None else row_means).to(matches[0].table)
     levels = [
         block
@@ -152,13 +154,13 @@ def block_of_steps(blocks: Sequence[int], steps: int) -> list[int]:
     ]
 
 
-def pace(done: float) -> float:
-    """Return the factor of the learning rate, in [0, 1], after the share `done` of all steps.
+def learning_rate_factor(progress: float) -> float:
+    """Return the factor of the learning rate, in [0, 1], after the share `progress` of all steps.
 
     The factor rises briefly, then falls to zero along half a cosine wave. Without the rise, the
     first steps may turn all pixels black. The gradient would then be zero.
     """
-    return min(1.0, (done + 0.01) / 0.1) * (1 + math.cos(math.pi * done)) / 2
+    return min(1.0, (progress + 0.01) / 0.1) * (1 + math.cos(math.pi * progress)) / 2
 
 
 def mismatch(embedding: Tensor, target: Tensor, weights: Tensor, priors: Tensor) -> Tensor:
@@ -244,18 +246,18 @@ class EarlyStopping:
     @torch.no_grad()
     def observe(self, embeddings: Sequence[Tensor], weights: Tensor) -> None:
         """Record the embeddings of a batch, and stop the fit of classes that no longer improve."""
-        shown = weights.sum(0) > 0
-        self.batches += shown
-        part = torch.where(shown, (9 / (self.batches + 9)).clamp(min=1 - self.smooth), 0.0)
+        in_batch = weights.sum(0) > 0
+        self.batches += in_batch
+        part = torch.where(in_batch, (9 / (self.batches + 9)).clamp(min=1 - self.smooth), 0.0)
         distance = torch.zeros_like(self.least)
         for match, mean, embedding, unseen in zip(
             self.matches, self.means, embeddings, self.unseen, strict=True
         ):
             mean.lerp_(embedding, part.to(mean))
             distance += match.weight * (unseen * (mean.square() - 2 * mean * match.table)).sum(0)
-        nearer = shown & ~self.held & (distance < self.least)
+        nearer = in_batch & ~self.held & (distance < self.least)
         self.least = torch.where(nearer, distance, self.least)
-        self.waited = torch.where(nearer, 0, self.waited + shown)
+        self.waited = torch.where(nearer, 0, self.waited + in_batch)
         ends = ~self.held & (self.waited >= PATIENCE)
         for mean, nearest, target in zip(self.means, self.nearest, self.targets, strict=True):
             nearest.copy_(torch.where(nearer, mean, nearest))
@@ -361,12 +363,12 @@ def labels_to_fit(
     of `label_rows`, with zeros in all columns except the column of its stratum.
     """
     classes = len(priors)
-    number = classes + several
-    drawn = min(number, max(1, count // 2))
-    strata = balanced_labels(count, None, drawn, random)
-    if drawn < number:
-        strata = torch.randperm(number, generator=random)[strata]
-    columns = F.one_hot(strata, number)
+    stratum_count = classes + several
+    drawn_count = min(stratum_count, max(1, count // 2))
+    strata = balanced_labels(count, None, drawn_count, random)
+    if drawn_count < stratum_count:
+        strata = torch.randperm(stratum_count, generator=random)[strata]
+    columns = F.one_hot(strata, stratum_count)
     if not several:
         return strata, columns.float()
     labels = several_labels(count, priors, random) | columns[:, :classes].to(torch.uint8)

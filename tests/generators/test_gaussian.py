@@ -9,7 +9,7 @@ from small_network import draw_images
 
 from sfumato.features import FeatureMeans
 from sfumato.features.cosine import CosineMoments
-from sfumato.generators.gaussian import RECOLOURED, fit_gaussians, recoloured, shrunk
+from sfumato.generators.gaussian import RECOLOURED, fit_gaussians, recolour, shrink_means
 from sfumato.generators.one_step import load_generator, save_generator
 from sfumato.queries.feature_means import load_means, save_means
 from sfumato.settings.training import Auxiliary
@@ -85,9 +85,11 @@ def test_noise_alone_gives_one_gaussian_for_all_classes(clouds):
 def test_means_are_shrunk_by_what_noise_explains():
     shares = torch.full((2, 1), 0.5)
     means = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
-    torch.testing.assert_close(shrunk(means, torch.zeros(2, 1), shares), means)
-    torch.testing.assert_close(shrunk(means, torch.full((2, 1), 0.25), shares), 0.75 * means)
-    torch.testing.assert_close(shrunk(means, torch.full((2, 1), 9.0), shares), torch.zeros(2, 2))
+    torch.testing.assert_close(shrink_means(means, torch.zeros(2, 1), shares), means)
+    torch.testing.assert_close(shrink_means(means, torch.full((2, 1), 0.25), shares), 0.75 * means)
+    torch.testing.assert_close(
+        shrink_means(means, torch.full((2, 1), 9.0), shares), torch.zeros(2, 2)
+    )
 
 
 def test_a_class_without_a_share_is_drawn_too(clouds):
@@ -119,13 +121,13 @@ def test_recolouring_keeps_edges_and_nothing_of_the_colours():
     random = torch.Generator().manual_seed(0)
     image = torch.tensor([0.9, 0.5, 0.1])[:, None, None].expand(3, 8, 8).clone()
     image[:, :, 4:] *= 0.3  # an edge
-    found = recoloured(image.expand(400, 3, 8, 8), torch.rand(400, RECOLOURED, generator=random))
+    found = recolour(image.expand(400, 3, 8, 8), torch.rand(400, RECOLOURED, generator=random))
     assert found.min() >= 0 and found.max() <= 1 and torch.isfinite(found).all()
     steps = (found[..., 3] - found[..., 4]).abs().mean((1, 2))
     assert steps.min() > 0.02 and torch.equal(found[..., 0], found[..., 3])
     strongest = found[..., 0].mean(2).argmax(1).bincount(minlength=3)
     assert strongest.min() > 80  # each channel is the strongest in many images
-    same = recoloured(image[None, :1], torch.full((1, RECOLOURED), 0.5))
+    same = recolour(image[None, :1], torch.full((1, RECOLOURED), 0.5))
     assert same.shape == (1, 1, 8, 8)
 
 

@@ -40,7 +40,7 @@ ON_CPU = {
         "features/public_network.py PooledBlock.forward",
     },
     "teacher-gaussian": {
-        "generators/gaussian.py beyond",
+        "generators/gaussian.py shrink_eigenvalues",
         "generators/gaussian.py GaussianGenerator.forward",
     },
     **of_baselines("baseline_settings", "ON_CPU"),
