@@ -102,7 +102,7 @@ METRICS = {
     "precision_recall": Metric(
         "`precision`, `density`: how much of the set lies near the hold-out; `recall`, `coverage`: "
         "how much of the hold-out lies near the set; higher is better",
-        lambda compared, reference, **_: precision_recall(compared, reference),
+        lambda features, reference, **_: precision_recall(features, reference),
         yardstick=True,
     ),
     "fld": Metric(
