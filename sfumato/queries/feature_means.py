@@ -117,16 +117,16 @@ def moment_features(
     parts = [FeatureMap(map="network", kernel="linear", weight=1 - squares)]
     if squares > 0:
         parts.append(FeatureMap(map="network", kernel="squared", weight=squares))
-    seen = ClassifierFeatures(network, feature == CELLS).eval()
-    return FourierFeatures(network.shape, parts, 2, seed=0, maps={"network": lambda _: seen})
+    features = ClassifierFeatures(network, feature == CELLS).eval()
+    return FourierFeatures(network.shape, parts, 2, seed=0, maps={"network": lambda _: features})
 
 
 def train_feature_network(
     images: ImageSet, teacher: TeacherNetwork, steps: int, seed: int, report: Progress
 ) -> ProjectedFeatures:
     """Train a feature map on images of a generator, labelled by the teacher. This is free."""
-    how = LEARNED.model_copy(update={"steps": steps})
-    network, _ = train_public_classifier(relabelled(teacher, images), how, seed, report)
+    settings = LEARNED.model_copy(update={"steps": steps})
+    network, _ = train_public_classifier(relabelled(teacher, images), settings, seed, report)
     features = ProjectedFeatures(CELLS, images.shape, EMBEDDING_DIMENSION, network)
     features.fit(images.some(FITTED, seed), power=0.5, seed=seed)
     return features
@@ -152,7 +152,10 @@ def learned_features(
         FeatureMap(map=name, length_scales=length_scales, weight=part)
         for name, (_, part) in maps.items()
     ]
-    makers = {name: lambda shape, seen=seen: ScaleToSqrtD(seen) for name, (seen, _) in maps.items()}
+    makers = {
+        name: lambda shape, projection=projection: ScaleToSqrtD(projection)
+        for name, (projection, _) in maps.items()
+    }
     return FourierFeatures(teacher.shape, features, size, seed, makers)
 
 
@@ -293,9 +296,9 @@ def encoder_of(map: nn.Module, arguments: Mapping[str, object]) -> str:
 
 
 def encoding_alone(
-    function: Callable[[Tensor], Tensor], shape: Shape, where: torch.device
+    function: Callable[[Tensor], Tensor], shape: Shape, device: torch.device
 ) -> Encode:
-    """Turn a map into an encoder that runs on device `where`, from images (B, C, H, W) to rows
+    """Turn a map into an encoder that runs on `device`, from images (B, C, H, W) to rows
     (B, d).
 
     Guarantee: a row is a function of its image only.
@@ -305,6 +308,6 @@ def encoding_alone(
         part for part in getattr(owner, "modules", tuple)() if isinstance(part, OwnFeatures)
     ]
     for network in networks:
-        check_rows(network, shape, where)
-    matters = bool(networks) or place_matters(function, shape, where)
-    return lambda images: rows_alone(function, images.to(where), matters)
+        check_rows(network, shape, device)
+    matters = bool(networks) or place_matters(function, shape, device)
+    return lambda images: rows_alone(function, images.to(device), matters)

@@ -53,12 +53,12 @@ def same_settings(folders: Sequence[Path], plans: Sequence[Mapping[str, PlanFile
             "means: use a recipe with count"
         )
     # Fields in which the plans may differ
-    theirs = {"dataset_id", "size_hint", "mechanism", "delta", "accountant", "about", "again"}
+    varying = {"dataset_id", "size_hint", "mechanism", "delta", "accountant", "about", "again"}
     for folder, plan in zip(folders[1:], plans[1:], strict=True):
         for name in (name for name in STAGES if name in enabled and STAGES[name].kind is not LOCAL):
             first = plans[0].get(name, DISABLED)
             other = plan.get(name, DISABLED)
-            for key in sorted((first.keys() | other.keys()) - theirs):
+            for key in sorted((first.keys() | other.keys()) - varying):
                 if first.get(key) != other.get(key):
                     raise ConfigError(
                         f"{folder} and {folders[0]} differ in {name}.{key}: {other.get(key)} and "
@@ -106,8 +106,10 @@ def check_owner(
     declared = queries[0].records.owners
     owners = declared or (plans["count"].get("dataset_id", ""),)
     for query in queries if not problems else ():
-        released = [record for record in query.records.values() if record["stage"] == query.stage]
-        planned = Mechanism(**plans[query.stage]["mechanism"]).to_json()
+        own_records = [
+            record for record in query.records.values() if record["stage"] == query.stage
+        ]
+        planned_event = Mechanism(**plans[query.stage]["mechanism"]).to_json()
         if query.records.owners != declared or len(declared) == 1:
             problem = (
                 f"{query.path} and {queries[0].path} come from different merges. They declare "
@@ -119,12 +121,12 @@ def check_owner(
                     f"them, {declared[0]}, instead of two or more: repeat the merge"
                 )
             problems.append(problem)
-        elif not query.enabled or {record["dataset_id"] for record in released} != {*owners}:
+        elif not query.enabled or {record["dataset_id"] for record in own_records} != {*owners}:
             problems.append(
                 f"{query.path} contains no release of this owner's images: run `stage "
                 f"{query.stage}` in the owner's project"
             )
-        elif not declared and any(record["event"] != planned for record in released):
+        elif not declared and any(record["event"] != planned_event for record in own_records):
             problems.append(
                 f"{query.path} was released with another mechanism than its plan contains: restore "
                 "the settings of this release, and run `stage plan`"
@@ -150,11 +152,11 @@ def merged_budget(budgets: Sequence[BudgetFile], size_hint: int, records: Record
     The target is the largest target of any owner or, if that is more, the cost of the merged
     release by the most cautious of the owners' accountants.
     """
-    recipe, *others = {budget["recipe"] for budget in budgets}
-    if others:
+    recipe, *other_recipes = {budget["recipe"] for budget in budgets}
+    if other_recipes:
         raise ConfigError(
-            f"the owners have different recipes ({', '.join(sorted([recipe, *others]))}): they "
-            "must agree on one recipe before they spend"
+            f"the owners have different recipes ({', '.join(sorted([recipe, *other_recipes]))}): "
+            "they must agree on one recipe before they spend"
         )
     accountant = min((budget["accountant"] for budget in budgets), key=ACCOUNTANTS.index)
     smallest = min(budget["delta"] for budget in budgets)
@@ -180,15 +182,17 @@ def merge_counts(
     """
     noisy = torch.zeros(1, dtype=torch.float64)
     for count in counts:
-        wrong = partial("{} has no valid counts ({!r}): run `stage count` again".format, count.path)
-        with explained(DataError, wrong):
-            one = validated(Counts, read_json(count.path / "counts.json"))
-            if len(one.noisy) != len(one.per_class) * (1 + several) + 2 * several:
+        message = partial(
+            "{} has no valid counts ({!r}): run `stage count` again".format, count.path
+        )
+        with explained(DataError, message):
+            owner_counts = validated(Counts, read_json(count.path / "counts.json"))
+            if len(owner_counts.noisy) != len(owner_counts.per_class) * (1 + several) + 2 * several:
                 raise ValueError(
-                    f"counts.json has {len(one.noisy)} noisy numbers, but {len(one.per_class)} "
-                    "classes require a different number"
+                    f"counts.json has {len(owner_counts.noisy)} noisy numbers, but "
+                    f"{len(owner_counts.per_class)} classes require a different number"
                 )
-            noisy = noisy + torch.tensor(one.noisy, dtype=torch.float64)
+            noisy = noisy + torch.tensor(owner_counts.noisy, dtype=torch.float64)
     charges = [
         r["event"] for count in counts for r in count.records.values() if r["stage"] == "count"
     ]
@@ -215,20 +219,20 @@ def merge_means(
     """
     means = [load_means(stage, release.path, plan=plan) for release in releases]
     # `load_means` has checked the form of these files.
-    about = [read_json(release.path / "features.json") for release in releases]
+    contents = [read_json(release.path / "features.json") for release in releases]
     # These three files may differ. All other files must be equal, because they define the features.
     # features.json is compared below, without its deviation.
     varying = {f"{KIND_OF[stage].tensor}.safetensors", "features.json", PRIVACY}
     maps = [
         {
             f.name: digest_of_file(f)
-            for f in one.path.iterdir()
+            for f in release.path.iterdir()
             if f.name not in varying and f.is_file()
         }
-        for one in releases
+        for release in releases
     ]
     for i, release in enumerate(releases):
-        if maps[i] != maps[0] or {**about[i], "deviation": 0} != {**about[0], "deviation": 0}:
+        if maps[i] != maps[0] or {**contents[i], "deviation": 0} != {**contents[0], "deviation": 0}:
             fix = (
                 "use the same settings, seed and public network (one owner sends "
                 "artifacts/classifier to the others)"
@@ -249,5 +253,5 @@ def merge_means(
     for name in maps[0]:
         shutil.copyfile(releases[0].path / name, directory / name)
     merged = FeatureMeans(table.float(), means[0].features, deviation)
-    save_means(stage, merged, about[0], directory)
+    save_means(stage, merged, contents[0], directory)
     return merged

@@ -83,9 +83,9 @@ def query_teacher(
         velocity = settings.momentum * velocity + precondition @ (
             to_device(released, device) / public_size
         )
-        done = step / charge.uses
+        progress = step / charge.uses
         weights = (
-            weights + settings.learning_rate * (1 - (1 - settings.last_rate) * done) * velocity
+            weights + settings.learning_rate * (1 - (1 - settings.last_rate) * progress) * velocity
         )
         if step >= math.floor((1 - settings.average) * charge.uses):
             averaged += 1
