@@ -33,12 +33,12 @@ def is_url(path: str | None) -> bool:
 def source_in(section: str) -> AfterValidator:
     """Return a validator that accepts only the sources that can be chosen in a section."""
 
-    def checked(name: str) -> str:
-        if name not in (known := sources_of(section)):
-            raise ValueError(nearest(name, known))
+    def check_source(name: str) -> str:
+        if name not in (sources := sources_of(section)):
+            raise ValueError(nearest(name, sources))
         return name
 
-    return AfterValidator(checked)
+    return AfterValidator(check_source)
 
 
 def without_secrets(path: str | None) -> str | None:
@@ -129,8 +129,8 @@ class Groups(Strict):
                 "protected as a whole"
             ),
         }
-        alone = "; each image without an id counts as one person" if self.alone else ""
-        return ways.get(way, f"{way} {value}") + alone
+        suffix = "; each image without an id counts as one person" if self.alone else ""
+        return ways.get(way, f"{way} {value}") + suffix
 
     @field_validator("pattern")
     @classmethod

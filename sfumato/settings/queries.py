@@ -123,10 +123,10 @@ class OwnNetwork(Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def names_an_architecture(cls, given: object) -> object:
-        if isinstance(given, dict) and given.get("architecture") is None:
+    def names_an_architecture(cls, values: object) -> object:
+        if isinstance(values, dict) and values.get("architecture") is None:
             raise ValueError(f"architecture is missing: {CONVERT}")
-        return given
+        return values
 
     @model_validator(mode="after")
     def numbers_fit_the_channels(self) -> Self:
@@ -220,26 +220,26 @@ class Teacher(QuerySettings):
 
     @model_validator(mode="before")
     @classmethod
-    def a_list_takes_the_place_of_the_feature(cls, given: object) -> object:
+    def a_list_takes_the_place_of_the_feature(cls, values: object) -> object:
         """Remove `feature` if `features` is given.
 
         A list of one map becomes `feature`, so that both forms have the same digest.
         """
-        if not isinstance(given, dict):
-            return given
-        listed = given.get("features")
-        if not isinstance(listed, (list, tuple)) or not listed:
-            return given
-        if given.get("network") is not None:
+        if not isinstance(values, dict):
+            return values
+        features = values.get("features")
+        if not isinstance(features, (list, tuple)) or not features:
+            return values
+        if values.get("network") is not None:
             raise ValueError(
                 "teacher.network applies only to teacher.feature. With teacher.features, set "
                 "`network` in the entry of each map `own`"
             )
-        rest = {key: value for key, value in given.items() if key != "feature"}
-        if len(listed) > 1:
+        rest = {key: value for key, value in values.items() if key != "feature"}
+        if len(features) > 1:
             return rest
-        alone = TeacherMap.model_validate(listed[0])
-        return rest | {"features": (), "feature": alone.map, "network": alone.network}
+        only_map = TeacherMap.model_validate(features[0])
+        return rest | {"features": (), "feature": only_map.map, "network": only_map.network}
 
     @model_validator(mode="after")
     def own_feature_has_a_network(self) -> Self:
@@ -266,8 +266,8 @@ class Teacher(QuerySettings):
         the range from 1 to 10.
         """
         power = math.log10(min(max(epsilon, 1.0), 10.0))
-        ends = TEACHER_CONSTANTS.get(fitted_on, {})
-        constants = {name: low * (high / low) ** power for name, (low, high) in ends.items()}
+        pairs = TEACHER_CONSTANTS.get(fitted_on, {})
+        constants = {name: low * (high / low) ** power for name, (low, high) in pairs.items()}
         return constants | {
             name: round(constants[name]) for name in ("dimension", "steps") if name in constants
         }

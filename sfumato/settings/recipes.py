@@ -41,7 +41,7 @@ def recipe_files(folder: Path, kind: str = "recipe") -> dict[str, Path]:
     if not shipped.is_dir():
         shipped = package.parent / RECIPES  # a clone
     pattern = {"recipe": "*.yaml", "profile": "profiles/*.yaml"}[kind]
-    files = {file.stem: file for place in (shipped, folder) for file in place.glob(pattern)}
+    files = {file.stem: file for root in (shipped, folder) for file in root.glob(pattern)}
     return dict(sorted(files.items()))
 
 
@@ -56,10 +56,11 @@ def load_params(path: Path, recipes: Path, recipe: str | None = None) -> Params:
     """
     content = read_layer(path)
     in_project = path.name == "params.yaml" and path.with_name("dvc.yaml").is_file()
-    for key, usual in TRACKED_KEYS.items():
+    for key, default in TRACKED_KEYS.items():
         if in_project and key not in content:
             raise ConfigError(
-                f"{path} lacks the key {key!r}: add the line `{key}: {usual}`, or set another value"
+                f"{path} lacks the key {key!r}: add the line `{key}: {default}`, or set another "
+                "value"
             )
     if recipe is not None:
         content["recipe"] = recipe
@@ -77,8 +78,8 @@ def params_of(content: Layer, path: Path, recipes: Path = RECIPES) -> Params:
             file, overlay = read_overlay(recipes, name, kind)
             validate(overlay, file, layer=True)
             merged = overlaid(merged, overlay)
-    own = {key: value for key, value in content.items() if key not in ("recipe", "profile")}
-    validate(own, path, layer=True)
+    own_content = {key: value for key, value in content.items() if key not in ("recipe", "profile")}
+    validate(own_content, path, layer=True)
     return validate(
         restore_rest(merged, overlaid(drop_unlimited_lifetime(merged, content), content)), path
     )
@@ -96,10 +97,14 @@ def restore_rest(recipe: Layer, values: Layer) -> Layer:
             name for name in values.get("run", ()) if content.get(name, {}).get("noise") == REST
         ]
 
-    named = resting(recipe)
-    if resting(values) or len(named) != 1 or not str(values[named[0]]["noise"]).endswith("%"):
+    rest_queries = resting(recipe)
+    if (
+        resting(values)
+        or len(rest_queries) != 1
+        or not str(values[rest_queries[0]]["noise"]).endswith("%")
+    ):
         return values
-    return overlaid(values, {named[0]: {"noise": REST}})
+    return overlaid(values, {rest_queries[0]: {"noise": REST}})
 
 
 def drop_unlimited_lifetime(merged: Layer, content: Layer) -> Layer:
@@ -109,10 +114,12 @@ def drop_unlimited_lifetime(merged: Layer, content: Layer) -> Layer:
     profile and recipe; content: parameters from `params.yaml`.
     """
     data = merged.get("data", {})
-    named = content.get("data", {})
+    own_data = content.get("data", {})
     privacy = merged.get("privacy", {})
-    same = all(named.get(key, data.get(key)) == data.get(key) for key in ("source", "path"))
-    if same or privacy.get("lifetime_epsilon") != UNLIMITED:
+    same_images = all(
+        own_data.get(key, data.get(key)) == data.get(key) for key in ("source", "path")
+    )
+    if same_images or privacy.get("lifetime_epsilon") != UNLIMITED:
         return merged
     return {
         **merged,
@@ -131,8 +138,8 @@ def read_overlay(folder: Path, name: object, kind: str = "recipe") -> tuple[Path
 
 
 def read_layer(path: Path) -> Layer:
-    usual = f"{path} does not exist: run in the project's folder, or name the file with --params"
-    missing = documents.missing_text(path, usual)
+    message = f"{path} does not exist: run in the project's folder, or name the file with --params"
+    missing = documents.missing_text(path, message)
     with explained(ConfigError, lambda error: f"{path} cannot be read: {error}", missing=missing):
         content = documents.read_yaml(path)
     if content is not None and not isinstance(content, dict):
@@ -162,39 +169,43 @@ def validate(values: Layer, path: Path, *, layer: bool = False) -> Params:
     sections = {name: section for name, section in values.items() if isinstance(section, dict)}
     for stage, section in sections.items():
         for key in {*MACHINE, "chunk"} & section.keys():
-            instead = f"{MACHINE.get(key, 'SFUMATO_MICROBATCH')}={section[key]}"
+            assignment = f"{MACHINE.get(key, 'SFUMATO_MICROBATCH')}={section[key]}"
             raise ConfigError(
                 f"{path}: {stage}.{key} was removed: delete it, and set the environment variable "
-                f"{instead}"
+                f"{assignment}"
             )
     refuse_truth_values(Params, values, path, "")
     try:
         return Params.model_validate(values)
     except ValidationError as error:
-        found = [one for one in error.errors() if not (layer and is_of_several_keys(one))]
-        if not found:
+        details = [
+            detail for detail in error.errors() if not (layer and is_of_several_keys(detail))
+        ]
+        if not details:
             return Params()  # the merged values are validated later
-        first = found[0]
+        first = details[0]
         reason = EXPECTED.get(first["type"], first["msg"].removeprefix("Value error, "))
         key = ".".join(str(part) for part in first["loc"])
-        plain = re.sub(r"\.phases\.\d+", "", key)  # removed.yaml has no phase numbers
+        general_key = re.sub(r"\.phases\.\d+", "", key)  # removed.yaml has no phase numbers
         removed = documents.read_yaml(Path(__file__).with_name("removed.yaml"))
         if key.endswith(".enabled"):
             problem = f"{key} was removed: delete it, and list the stages to run in `run`"
-        elif plain in removed:
-            problem = f"{key} was removed: delete it. Its value is now always {removed[plain]}"
+        elif general_key in removed:
+            problem = (
+                f"{key} was removed: delete it. Its value is now always {removed[general_key]}"
+            )
         elif first["type"] == "extra_forbidden":
             hint = nearest(key, all_keys(Params), "no key is similar.", cutoff=0.4)
             problem = (
                 f"unknown key {key!r}: {hint} For keys of earlier versions, see docs/upgrading.md"
             )
         else:
-            given = re.sub("://.*", "://…", repr(first["input"]))  # a URL may contain a password
+            value = re.sub("://.*", "://…", repr(first["input"]))  # a URL may contain a password
             problem = reason
             if is_of_several_keys(first):
                 problem = f"{key}: {reason}"
             elif key:
-                problem = f"{key}={given} is not valid: {reason}"
+                problem = f"{key}={value} is not valid: {reason}"
             if first["type"] == "string_type":
                 problem += f". Write it in quotes: '{first['input']}'"
         raise ConfigError(f"{path}: {problem}") from error
@@ -223,8 +234,8 @@ def refuse_truth_values(kind: object, value: object, path: Path, key: str) -> No
         )
         raise ConfigError(f"{path}: {text}")
     if isinstance(value, list):
-        for one in value:
-            refuse_truth_values(kind, one, path, key)
+        for item in value:
+            refuse_truth_values(kind, item, path, key)
     elif isinstance(value, dict):
         for name, inner in value.items():
             if name in fields:

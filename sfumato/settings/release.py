@@ -144,10 +144,13 @@ class Synthesize(Settings):
         Only networks that the recipe trains are included. public_model: True if the diffusion model
         is a public one. It is then left out, because of its licence and its size.
         """
-        others = {"select", *(name for name, stage in STAGES.items() if stage.gives == "images")}
+        other_sources = {
+            "select",
+            *(name for name, stage in STAGES.items() if stage.gives == "images"),
+        }
         if public_model:
-            others |= {"finetune", "pretrain"}
-        return {name: weight for name, weight in self.sources.items() if name not in others}
+            other_sources |= {"finetune", "pretrain"}
+        return {name: weight for name, weight in self.sources.items() if name not in other_sources}
 
     def reads(self, name: str) -> bool:
         """Return whether the stage reads this input.

@@ -39,15 +39,15 @@ class Kind(StrEnum):
     LOCAL = "local"
 
 
-def unknown_name(key: str, name: str, known: Iterable[str]) -> str:
-    return f"{name!r} in {key} does not exist: {nearest(name, known)}"
+def unknown_name(key: str, name: str, names: Iterable[str]) -> str:
+    return f"{name!r} in {key} does not exist: {nearest(name, names)}"
 
 
-def one_label_only(what: str) -> str:
+def one_label_only(subject: str) -> str:
     return (
-        f"{what} requires one label per image, but data.labels is `several`. Change or remove "
-        f"{what}, choose one of the recipes dp-merf, dp-mepf and feta-pro-f, or prepare the images "
-        "with data.labels: one"
+        f"{subject} requires one label per image, but data.labels is `several`. Change or remove "
+        f"{subject}, choose one of the recipes dp-merf, dp-mepf and feta-pro-f, or prepare the "
+        "images with data.labels: one"
     )
 
 

@@ -37,7 +37,7 @@ NAMES = (
 OTHER_PACKAGES = "sfumato.stages"
 
 
-def declared() -> Iterator[Stage]:
+def declared_stages() -> Iterator[Stage]:
     """Yield the stages of this package, then the stages of other packages."""
     for name in NAMES:
         yield import_module(f"stages.{name}").STAGE
@@ -65,17 +65,17 @@ def load_entry(point: EntryPoint, names: Collection[str]) -> Stage:
         return stage
 
 
-def collected() -> dict[str, Stage]:
+def collect_stages() -> dict[str, Stage]:
     """Return the stages by name. A stage that is not installed is removed from all `inputs`."""
-    stages = {stage.name: stage for stage in declared()}
-    known = {*stages, "public"}
+    stages = {stage.name: stage for stage in declared_stages()}
+    names = {*stages, "public"}
     return {
-        name: replace(stage, inputs=tuple(other for other in stage.inputs if other in known))
+        name: replace(stage, inputs=tuple(other for other in stage.inputs if other in names))
         for name, stage in stages.items()
     }
 
 
-STAGES = collected()
+STAGES = collect_stages()
 QUERIES = tuple(name for name, stage in STAGES.items() if stage.kind is QUERY)
 
 
@@ -88,7 +88,7 @@ def dvc_stages() -> dict[str, tuple[list[str], list[str], list[str]]]:
     """
     params = Path("params.yaml")
     cards = [PUBLIC / "card.json", PUBLIC / "privacy.json"]
-    charged = [ARTIFACTS / name for name in (*QUERIES, "synthesize")]
+    charged_artifacts = [ARTIFACTS / name for name in (*QUERIES, "synthesize")]
     stages = {
         "prepare-sensitive": (["stage prepare sensitive"], [RECIPES], [CARD_PATH]),
         "prepare-public": (["stage prepare public"], [params, RECIPES, CARD_PATH], [PUBLIC]),
@@ -105,7 +105,7 @@ def dvc_stages() -> dict[str, tuple[list[str], list[str], list[str]]]:
             stages[name] = ([f"stage {name}"], reads, [ARTIFACTS / name])
     stages["ledger"] = (
         ["stage ledger write"],
-        [PLAN / "budget.json", CARD_PATH, *charged],
+        [PLAN / "budget.json", CARD_PATH, *charged_artifacts],
         [LEDGER],
     )
     stages["report"] = (

@@ -190,8 +190,8 @@ class Model(Architecture):
 
     def non_default(self) -> dict[str, object]:
         """Return the settings of the chosen network that differ from their defaults, for plans."""
-        used = PUBLIC_MODEL if self.directory else Architecture.model_fields
-        return self.model_dump(mode="json", exclude_defaults=True, include={*used})
+        fields = PUBLIC_MODEL if self.directory else Architecture.model_fields
+        return self.model_dump(mode="json", exclude_defaults=True, include={*fields})
 
 
 PUBLIC_MODEL = ("directory", "sha256", "image_size", "prompt", "prompts")  # keys of a public model
