@@ -31,7 +31,7 @@ ANSWERS = (
 )
 
 
-def write_brief(made: ProjectPlan, folder: Path) -> list[str]:
+def write_brief(plan: ProjectPlan, folder: Path) -> list[str]:
     """Write the request as `brief.md` and `brief.html`.
 
     Returns the names of the settings, such as `release.purpose`, that the page needs and the owner
@@ -41,23 +41,23 @@ def write_brief(made: ProjectPlan, folder: Path) -> list[str]:
     images, the charges in the journal, and the inherited charges (see `ProjectPlan`).
     """
     text = template(Path(__file__).with_name(MARKDOWN), autoescape=False, plain=plain).render(
-        brief_facts(made)
+        brief_facts(plan)
     )
-    title = f"Request: {made.card.dataset_id}, ε = {bound_text(made.budget['epsilon'])}"
+    title = f"Request: {plan.card.dataset_id}, ε = {bound_text(plan.budget['epsilon'])}"
     make_folder(folder)
     replace_file(folder / MARKDOWN, text.encode())
     replace_file(folder / PAGE, page(text, title).encode())
-    return [f"release.{key}" for key in ANSWERS if getattr(made.params.release, key) is None]
+    return [f"release.{key}" for key in ANSWERS if getattr(plan.params.release, key) is None]
 
 
-def brief_facts(made: ProjectPlan) -> Facts:
+def brief_facts(plan: ProjectPlan) -> Facts:
     """Return the values that fill the template of the page, by name."""
-    params = made.params
-    budget = made.budget
+    params = plan.params
+    budget = plan.budget
     by_person = params.privacy.unit == GROUP
-    events = [*map(event_of, made.inherited), *(one.event for one in made.mechanisms.values())]
+    events = [*map(event_of, plan.inherited), *(m.event for m in plan.mechanisms.values())]
     return {
-        "dataset": made.card.dataset_id,
+        "dataset": plan.card.dataset_id,
         "one": ("image", "person")[by_person],
         "unit": PROTECTED[UNITS[params.privacy.protected]],
         "size": grouped(params.privacy.size),
@@ -66,24 +66,24 @@ def brief_facts(made: ProjectPlan) -> Facts:
         "factor": bound_text(math.exp(budget["epsilon"]), 3),
         "one_in": grouped(math.floor(1 / budget["delta"])),
         "attacker": attack_bounds([privacy_profile(events, budget["adjacency"])]),
-        "spent": spent_so_far(made),
+        "spent": spent_so_far(plan),
         "lifetime": params.privacy.lifetime,
-        "answers": list(answers(made)),
+        "answers": list(answers(plan)),
         "measurements": [
             (name, STAGES[name].summary, bound_text(budget["stages"][name]["epsilon"]))
-            for name in made.mechanisms
+            for name in plan.mechanisms
         ],
-        "usefulness": usefulness(made),
+        "usefulness": usefulness(plan),
         "not_covered": not_covered(by_person),
         "trust": who_is_trusted(several_owners=False),
         "table": table,
-        **released(made),
+        **release_facts(plan),
     }
 
 
-def released(made: ProjectPlan) -> Facts:
+def release_facts(plan: ProjectPlan) -> Facts:
     """Describe what would be shared."""
-    synthesize = made.params.synthesize
+    synthesize = plan.params.synthesize
     kind = "synthetic images"
     if {*synthesize.sources} == {PUBLIC_SOURCE}:
         kind = "privately selected public images"
@@ -94,26 +94,26 @@ def released(made: ProjectPlan) -> Facts:
                 "synthetic images (and privately selected public images, unless they make the "
                 "release less useful)"
             )
-    _, height, width = made.card.shape
+    _, height, width = plan.card.shape
     return {
         "images": grouped(synthesize.count),
         "kind": kind,
         "shape": f"{height} × {width}",
-        "classes": made.card.classes,
-        "classifier": "teacher" in made.mechanisms,
+        "classes": plan.card.classes,
+        "classifier": "teacher" in plan.mechanisms,
     }
 
 
-def answers(made: ProjectPlan) -> Iterator[tuple[str, str]]:
+def answers(plan: ProjectPlan) -> Iterator[tuple[str, str]]:
     for key in ANSWERS:
         yield (
             WORDS["about"][key],
-            getattr(made.params.release, key) or f"not answered yet (release.{key})",
+            getattr(plan.params.release, key) or f"not answered yet (release.{key})",
         )
 
 
-def spent_so_far(made: ProjectPlan) -> str:
-    charges = len(made.odometer.opened())
+def spent_so_far(plan: ProjectPlan) -> str:
+    charges = len(plan.odometer.opened())
     if not charges:
         return "nothing, according to the journal on this machine"
     return (
@@ -122,10 +122,10 @@ def spent_so_far(made: ProjectPlan) -> str:
     )
 
 
-def usefulness(made: ProjectPlan) -> str:
+def usefulness(plan: ProjectPlan) -> str:
     """Forecast how useful the release will be, with a range, from results on public sets."""
-    params = made.params
-    kind = kind_of(params, made.card.shape[0])
+    params = plan.params
+    kind = kind_of(params, plan.card.shape[0])
     if kind is None:
         return "Unknown: no public set with several labels per image was measured."
     expected = forecast(kind, params.privacy.size, params.privacy.epsilon, 1.0)

@@ -129,15 +129,15 @@ def missing_stages(params: Params) -> Problems:
     for name in params.run:
         stage = STAGES[name]
         settings = getattr(params, name)
-        chosen = getattr(settings, settings.chooser, None)
-        who = f"{name}.{settings.chooser}={chosen}" if isinstance(chosen, str) else name
+        choice = getattr(settings, settings.chooser, None)
+        subject = f"{name}.{settings.chooser}={choice}" if isinstance(choice, str) else name
         way_out = f"change {name}.{settings.chooser}" if settings.chooser else f"remove {name}"
         for other in stage.upstream:
             if not params.runs(other) and other not in stage.optional and settings.reads(other):
                 yield (
-                    f"{recipe}: {who} requires {other}, which is switched off. Add {other} to run, "
-                    f"or {way_out}. If params.yaml contains run, it replaces the recipe's list: to "
-                    "use the recipe's list, remove run from params.yaml"
+                    f"{recipe}: {subject} requires {other}, which is switched off. Add {other} to "
+                    f"run, or {way_out}. If params.yaml contains run, it replaces the recipe's "
+                    "list: to use the recipe's list, remove run from params.yaml"
                 )
 
 
@@ -147,13 +147,13 @@ def public_model_problems(params: Params, card: Card) -> Problems:
     """
     model = params.model
     _, height, width = card.shape
-    given = ", ".join(
+    settings = ", ".join(
         f"model.{name}" for name in PUBLIC_MODEL if getattr(model, name) and name != "directory"
     )
-    if model.directory is None and given:
+    if model.directory is None and settings:
         yield (
-            f"model.directory is not set, but these settings require a public model: {given}. Set "
-            "model.directory, or remove these settings"
+            f"model.directory is not set, but these settings require a public model: {settings}. "
+            "Set model.directory, or remove these settings"
         )
     if model.directory is not None and height != width:
         yield (

@@ -18,7 +18,8 @@ from sfumato import errors
 from sfumato.data.duplicates import ORIGIN
 from sfumato.data.sources.imagefolder import list_folder
 from sfumato.data.sources.splits import VALIDATION, split_of, words_in
-from sfumato.data.survey import Survey, survey
+from sfumato.data.survey import Survey
+from sfumato.data.survey import survey as survey_images
 from sfumato.errors import ConfigError, SfumatoError, Spelling
 from sfumato.planning.project_files import check_state, project_files, workflow_place, write_project
 from sfumato.runtime.progress import Say, discard
@@ -32,7 +33,7 @@ from sfumato.storage.files import write_local
 
 if TYPE_CHECKING:
     from sfumato.planning.kept import Plan
-    from sfumato.planning.proposal import Known, Proposal
+    from sfumato.planning.proposal import Proposal, ProposalRequest
 
 NOTES = {  # Comments above the sections of `params.yaml`
     "data": "dataset_id is permanent: the odometer counts all charges under this name",
@@ -123,18 +124,18 @@ class Proposed:
         content = {**self.chosen.content, **(more or {})}
         files = project_files(content, notes, self.chosen.seconds / 60, workflow_place(self.out))
         write_project(self.out, files, say, force=force)
-        seen = self.survey
-        shown = {
-            "images": seen.images,
-            "persons": seen.persons,
-            "classes": dict(zip(seen.classes, seen.counts, strict=True)),
+        survey = self.survey
+        proposal = {
+            "images": survey.images,
+            "persons": survey.persons,
+            "classes": dict(zip(survey.classes, survey.counts, strict=True)),
             "budget": self.plan.budget,
-            "protects": protected(self),
+            "protects": protection_text(self),
             "sizes": list(size_rows(self)),
             "seconds": self.seconds,
         }
         # `stage serve` shows this file
-        write_local(self.out / PROPOSAL, json.dumps(shown).encode())
+        write_local(self.out / PROPOSAL, json.dumps(proposal).encode())
 
 
 def propose_project(options: InitOptions, owner: Owner, state: Path) -> Proposed:
@@ -154,20 +155,20 @@ def propose_project(options: InitOptions, owner: Owner, state: Path) -> Proposed
             "the documentation)",
             option="epsilon",
         )
-    options, seen = look(options, owner, state)
+    options, survey = survey_and_ask(options, owner, state)
     if options.groups is not None and options.one_image_each:
         raise ConfigError(
             "{option.one_image_each} states that no person has two images, but {option.groups} "
             "assigns images to persons: use only one of the two",
             option="one_image_each",
         )
-    if seen.groups is not None and options.one_image_each:
+    if survey.groups is not None and options.one_image_each:
         raise ConfigError(
             "{option.one_image_each} states that no person has two images, but the layout of the "
             "images assigns them to persons: leave out {option.one_image_each}",
             option="one_image_each",
         )
-    check_size(options.size, seen)
+    check_size(options.size, survey)
     name = choose_name(options, owner, state)
     if options.epsilon is None:
         owner.see(
@@ -178,23 +179,23 @@ def propose_project(options: InitOptions, owner: Owner, state: Path) -> Proposed
             "You choose ε, and the first run spends it. A smaller ε makes the images less useful."
         )
     epsilon = owner.option(options, "epsilon", "Privacy budget ε", USUAL_EPSILON, float)
-    seen, unit = look_for_persons(seen, options, owner, state)
+    survey, unit = look_for_persons(survey, options, owner, state)
     minutes = owner.option(
         options, "minutes", "Minutes that a run may take on this machine", 30.0, float
     )
-    size_hint = choose_size_hint(options, seen, owner)
+    size_hint = choose_size_hint(options, survey, owner)
 
     # This import is slow, so it comes after the checks that report unusable pictures
-    from sfumato.planning.proposal import Known, are_sided, sizes_of
+    from sfumato.planning.proposal import ProposalRequest, are_sided, sizes_of
 
     public_images = 0
     if options.public is not None:
         public_images = len(list_folder(options.public, owner.spelling("public")).train)
-    facts = seen.facts
+    facts = survey.facts
     sides = (
         (options.size,) if options.size else sizes_of(facts.side, facts.longer, facts.proportion)
     )
-    known = Known(
+    request = ProposalRequest(
         dataset_id=name,
         path=str(options.images),
         side=max(sides, key=both_sides),
@@ -204,21 +205,21 @@ def propose_project(options: InitOptions, owner: Owner, state: Path) -> Proposed
         epsilon=epsilon,
         minutes=minutes,
         unit=unit,
-        data=seen.data,
+        data=survey.data,
         fit=options.fit,
-        groups=seen.groups,
+        groups=survey.groups,
         public=str(options.public) if options.public else None,
         public_images=public_images,
         evaluate=options.evaluate,
-        sided=are_sided(seen.classes),
+        sided=are_sided(survey.classes),
     )
-    return propose_for(known, sides, seen, options, owner, state)
+    return propose_for(request, sides, survey, options, owner, state)
 
 
 def propose_for(
-    known: Known,
+    request: ProposalRequest,
     sides: Sequence[Size],
-    seen: Survey,
+    survey: Survey,
     options: InitOptions,
     owner: Owner,
     state: Path,
@@ -229,25 +230,25 @@ def propose_for(
     from sfumato.planning.resolve import make_plan
 
     def seconds_of(params: Params) -> dict[str, float | None]:
-        shape = (known.channels, *both_sides(params.data.size or known.side))
+        shape = (request.channels, *both_sides(params.data.size or request.side))
         return estimate.expected_seconds(
-            params, shape, len(seen.classes), state, known.public_images
+            params, shape, len(survey.classes), state, request.public_images
         )
 
     chosen, *others = proposals(
-        known, sides, lambda params: {k: v or 0.0 for k, v in seconds_of(params).items()}
+        request, sides, lambda params: {k: v or 0.0 for k, v in seconds_of(params).items()}
     )
     return Proposed(
         out=options.out,
-        survey=seen,
+        survey=survey,
         chosen=chosen,
         others=others,
         seconds=seconds_of(chosen.params),
         plan=make_plan(
-            chosen.params, proposed_card(chosen.params, seen.classes, seen.held_out is not None)
+            chosen.params, proposed_card(chosen.params, survey.classes, survey.held_out is not None)
         ),
         # If the owner gave the number, a note that it is the rounded count would confirm it
-        counted=options.size_hint is None and known.size_hint == rounded_count(seen),
+        counted=options.size_hint is None and request.size_hint == rounded_count(survey),
         spelling=owner.spelling,
     )
 
@@ -272,23 +273,23 @@ def check_places(options: InitOptions) -> None:
             option="public",
             public=options.public,
         )
-    place = next(place for place in (out, *out.parents) if place.exists())
-    if not place.is_dir() or not os.access(place, os.W_OK):
+    existing_folder = next(path for path in (out, *out.parents) if path.exists())
+    if not existing_folder.is_dir() or not os.access(existing_folder, os.W_OK):
         raise ConfigError(
             "the project folder {out} cannot be created: {place} is not a folder to which you may "
             "write. Name another folder with {option.out}",
             option="out",
             out=out,
-            place=place,
+            place=existing_folder,
         )
-    there = [name for name in ("params.yaml", "dvc.yaml") if (out / name).exists()]
-    if there and not options.force:
+    existing_files = [name for name in ("params.yaml", "dvc.yaml") if (out / name).exists()]
+    if existing_files and not options.force:
         raise ConfigError(
             "{out} already contains {there}: name another folder with {option.out}, or use "
             "{option.force} to replace the files",
             option="out",
             out=out,
-            there=" and ".join(there),
+            there=" and ".join(existing_files),
         )
 
 
@@ -332,12 +333,12 @@ def check_images_folder(option: str, images: Path, out: Path) -> None:
         )
 
 
-def check_size(size: Size | None, seen: Survey) -> None:
+def check_size(size: Size | None, survey: Survey) -> None:
     """Raise ConfigError if most images are smaller than the requested size."""
     if size is None:
         return
     rows, columns = both_sides(size)
-    facts = seen.facts
+    facts = survey.facts
     if min(rows, columns) > max(facts.side, 8) or max(rows, columns) > max(facts.longer, 8):
         raise ConfigError(
             "{option.size}={size} is larger than most images, and images are not enlarged: choose "
@@ -347,31 +348,31 @@ def check_size(size: Size | None, seen: Survey) -> None:
         )
 
 
-def look(options: InitOptions, owner: Owner, state: Path) -> tuple[InitOptions, Survey]:
+def survey_and_ask(options: InitOptions, owner: Owner, state: Path) -> tuple[InitOptions, Survey]:
     """Survey the images, and ask the owner whenever the layout is ambiguous.
 
     Returns the options with the owner's answers, and the survey.
     """
     while True:
         try:
-            seen = survey(options, state)
-        except SfumatoError as unclear:
-            if owner.ask is None or not unclear.undecided:
+            survey = survey_images(options, state)
+        except SfumatoError as ambiguity:
+            if owner.ask is None or not ambiguity.undecided:
                 raise
-            options = ask_about(unclear, options, owner)
+            options = ask_about(ambiguity, options, owner)
         else:
-            for line in understood(seen):
+            for line in survey_lines(survey):
                 owner.see(line)
-            return options, seen
+            return options, survey
 
 
-def ask_about(unclear: SfumatoError, options: InitOptions, owner: Owner) -> InitOptions:
+def ask_about(ambiguity: SfumatoError, options: InitOptions, owner: Owner) -> InitOptions:
     """Show an ambiguity to the owner, and ask how to resolve it.
 
     Returns the options with the answer.
     """
-    owner.see(unclear.spelled(owner.spelling))
-    return ask_option(str(unclear.option), unclear.proposed, options, owner)
+    owner.see(ambiguity.spelled(owner.spelling))
+    return ask_option(str(ambiguity.option), ambiguity.proposed, options, owner)
 
 
 def ask_option(option: str, default: object, options: InitOptions, owner: Owner) -> InitOptions:
@@ -396,17 +397,17 @@ def ask_option(option: str, default: object, options: InitOptions, owner: Owner)
         return ask_about(mistake, options, owner)
 
 
-def confirm_companions(seen: Survey, owner: Owner) -> None:
+def confirm_companions(survey: Survey, owner: Owner) -> None:
     """Raise ConfigError if pictures look like masks or thumbnails of others, unless the owner
     confirms that they are separate pictures.
     """
-    if seen.companions is None:
+    if survey.companions is None:
         return
-    name, other = seen.companions.example
-    every = seen.images + (seen.held_out or 0)
+    name, original = survey.companions.example
+    total = survey.images + (survey.held_out or 0)
     text = (
-        f"{seen.companions.count} of {every} pictures look like masks, annotations or thumbnails "
-        f"of other pictures (for example, {name} of {other})"
+        f"{survey.companions.count} of {total} pictures look like masks, annotations or thumbnails "
+        f"of other pictures (for example, {name} of {original})"
     )
     owner.see(text)
     question = "Are they separate pictures that should be used for training?"
@@ -423,33 +424,32 @@ def choose_name(options: InitOptions, owner: Owner, state: Path) -> str:
     """
     folder = options.images
     origins = sorted((state / "data").glob(f"*/{ORIGIN}"))
-    before = next(
+    earlier_id = next(
         (file.parent.name for file in origins if read_json(file).get("path") == str(folder)), None
     )
     # Ö becomes O and a combining mark, which is removed below
-    spelled = unicodedata.normalize("NFKD", folder.stem if folder.is_file() else folder.name)
-    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", re.sub("[\u0300-\u036f]", "", spelled)).strip("-._")[
-        :64
-    ]
+    letters = unicodedata.normalize("NFKD", folder.stem if folder.is_file() else folder.name)
+    ascii_name = re.sub(r"[^A-Za-z0-9._-]+", "-", re.sub("[\u0300-\u036f]", "", letters))
+    default = ascii_name.strip("-._")[:64]
     name: str = owner.option(
         options,
         "dataset_id",
         "Dataset name (permanent: the privacy budget is counted under it)",
-        before or plain or "images",
+        earlier_id or default or "images",
     )
-    if before not in (None, name):
+    if earlier_id not in (None, name):
         text = (
             "{option.dataset_id} {name}: charges on the images in {folder} are already counted "
             "under {before!r}. Keep that name, so that one odometer counts all of them. If the "
             "images are of other people now, move them to another folder"
         )
-        error = ConfigError(text, option="dataset_id", name=name, folder=folder, before=before)
+        error = ConfigError(text, option="dataset_id", name=name, folder=folder, before=earlier_id)
         raise errors.public(error)
     return name
 
 
 def look_for_persons(
-    seen: Survey, options: InitOptions, owner: Owner, state: Path
+    survey: Survey, options: InitOptions, owner: Owner, state: Path
 ) -> tuple[Survey, Literal["group", "image"] | None]:
     """Find each image's person by the owner's rule, and ask for a rule if there is none.
 
@@ -457,23 +457,23 @@ def look_for_persons(
     the owner's confirmation that every image shows a different person.
     Raises the errors of `confirm_companions` and `ask_for_groups`.
     """
-    confirm_companions(seen, owner)
+    confirm_companions(survey, owner)
     confirmed = options.one_image_each
-    if seen.groups is None and not confirmed:
-        answered = ask_for_groups(seen, options, owner)
-        if answered is not None:
-            _, seen = look(answered, owner, state)
-        confirmed = owner.ask is not None and answered is None
-    if seen.groups is None and seen.volumes:
-        _, seen = look(replace(options, groups=Groups(volume=True)), owner, state)
-    if seen.groups is not None:
-        return seen, GROUP
+    if survey.groups is None and not confirmed:
+        new_options = ask_for_groups(survey, options, owner)
+        if new_options is not None:
+            _, survey = survey_and_ask(new_options, owner, state)
+        confirmed = owner.ask is not None and new_options is None
+    if survey.groups is None and survey.volumes:
+        _, survey = survey_and_ask(replace(options, groups=Groups(volume=True)), owner, state)
+    if survey.groups is not None:
+        return survey, GROUP
     if confirmed:
-        return seen, IMAGE
-    return seen, None
+        return survey, IMAGE
+    return survey, None
 
 
-def ask_for_groups(seen: Survey, options: InitOptions, owner: Owner) -> InitOptions | None:
+def ask_for_groups(survey: Survey, options: InitOptions, owner: Owner) -> InitOptions | None:
     """Ask whether a person can appear in several images and, if so, how to find an image's person.
 
     Returns the options with the answer, or None if the owner answers “no”. If a pattern finds ids
@@ -481,132 +481,134 @@ def ask_for_groups(seen: Survey, options: InitOptions, owner: Owner) -> InitOpti
 
     Raises ConfigError if ids seem to repeat and there is no one to answer.
     """
-    likely: bool | None = False
+    default: bool | None = False
     pattern = None
-    if found := seen.repeats:
-        pattern = found.groups
-        likely = bool(pattern) or None
+    if repeats := survey.repeats:
+        pattern = repeats.groups
+        default = bool(pattern) or None
         if owner.ask is None:
             raise ConfigError(
                 "{why}. Use {option.groups} {way} to protect people, or {option.one_image_each} to "
                 "confirm that no person appears twice",
                 option="groups",
-                why=found.why,
+                why=repeats.why,
                 way=f"'{pattern}'" if pattern else "with a pattern, a column or a CSV file",
             )
-        owner.see(found.why)
-        if found.persons:
-            owner.see(f"         {found.persons} persons, found by the pattern {pattern}")
-        for name, person in found.examples:
+        owner.see(repeats.why)
+        if repeats.persons:
+            owner.see(f"         {repeats.persons} persons, found by the pattern {pattern}")
+        for name, person in repeats.examples:
             owner.see(f"         according to this pattern, {name} shows person {person}")
-    what = "image"
-    if seen.volumes:
-        what = "volume"
-    if not owner.answer(f"Can the same person appear in more than one {what}?", likely, None):
+    noun = "image"
+    if survey.volumes:
+        noun = "volume"
+    if not owner.answer(f"Can the same person appear in more than one {noun}?", default, None):
         return None
     return ask_option("groups", pattern, options, owner)
 
 
-def choose_size_hint(options: InitOptions, seen: Survey, owner: Owner) -> int:
+def choose_size_hint(options: InitOptions, survey: Survey, owner: Owner) -> int:
     """Choose the number of images or persons outside the hold-out.
 
     The default answer is rounded, because the number is published.
     """
-    what = "sensitive images" if seen.persons is None else "persons"
-    if seen.held_out is None and options.size_hint is None:
+    units = "sensitive images" if survey.persons is None else "persons"
+    if survey.held_out is None and options.size_hint is None:
         owner.see(
-            f"{Data().holdout_fraction:.0%} of the {what} are set aside to test the release: count "
-            "only the rest."
+            f"{Data().holdout_fraction:.0%} of the {units} are set aside to test the release: "
+            "count only the rest."
         )
-    question = f"About how many {what} are there? (published with the release)"
-    size_hint: int = owner.option(options, "size_hint", question, rounded_count(seen))
+    question = f"About how many {units} are there? (published with the release)"
+    size_hint: int = owner.option(options, "size_hint", question, rounded_count(survey))
     return size_hint
 
 
-def rounded_count(seen: Survey) -> int:
+def rounded_count(survey: Survey) -> int:
     """Return the rounded number of images or persons outside the hold-out."""
     from sfumato.planning.proposal import rounded_size
 
-    share = 1 - Data().holdout_fraction if seen.held_out is None else 1
-    return rounded_size(round((seen.persons or seen.images) * share))
+    share = 1 - Data().holdout_fraction if survey.held_out is None else 1
+    return rounded_size(round((survey.persons or survey.images) * share))
 
 
-def understood(seen: Survey) -> Iterator[str]:
+def survey_lines(survey: Survey) -> Iterator[str]:
     """Yield a small tree that shows how the folder was understood. Its counts are private."""
     by = ""
-    if "label_column" in seen.data:
-        by = f", by column {seen.data['label_column']}"
-    yield f"local    {seen.images} images in {len(seen.classes)} classes{by}"
-    for name, count in zip(seen.classes, seen.counts, strict=True):
+    if "label_column" in survey.data:
+        by = f", by column {survey.data['label_column']}"
+    yield f"local    {survey.images} images in {len(survey.classes)} classes{by}"
+    for name, count in zip(survey.classes, survey.counts, strict=True):
         yield f"         ├─ {name}: {count}{', too few to learn from' if count < 10 else ''}"
-    if seen.groups is not None:
-        yield f"         ├─ {seen.persons} persons, by {seen.groups.words}"
-    if seen.localizers:
-        yield f"         ├─ DICOM localizers (overview images) left out: {seen.localizers}"
-    if seen.facts.burned_in:
+    if survey.groups is not None:
+        yield f"         ├─ {survey.persons} persons, by {survey.groups.words}"
+    if survey.localizers:
+        yield f"         ├─ DICOM localizers (overview images) left out: {survey.localizers}"
+    if survey.facts.burned_in:
         yield (
             "         ├─ warning: DICOM files with text, such as a name, burned into the pixels "
-            f"(according to their headers): {seen.facts.burned_in}"
+            f"(according to their headers): {survey.facts.burned_in}"
         )
-    for person, count in seen.largest:
+    for person, count in survey.largest:
         yield f"         ├─ person {person} is among the persons with the most images ({count})"
     way = "test/,"
-    held = seen.held_out
-    if held is None:
+    hold_out = survey.held_out
+    if hold_out is None:
         way = "chosen by a secret key, about"
-        held = round(Data().holdout_fraction * seen.images)
+        hold_out = round(Data().holdout_fraction * survey.images)
     warning = ""
-    if held < 10 * len(seen.classes):
+    if hold_out < 10 * len(survey.classes):
         warning = ", too few to judge the release"
-    yield f"         └─ hold-out: {way} {held} images{warning}"
+    yield f"         └─ hold-out: {way} {hold_out} images{warning}"
 
 
-def summary(made: Proposed) -> Iterator[str]:
+def summary(project: Proposed) -> Iterator[str]:
     """Describe the images, the proposal and its reasons, and which facts become public."""
-    classes = made.survey.classes
-    params = made.chosen.params
-    colours = "colour" if made.survey.facts.colour else "grey"
-    named = "labels, any number per image" if params.data.labels == SEVERAL else "classes"
-    yield f"images   {colours}, {len(classes)} {named}"
-    drawn = f"{params.data.holdout_fraction:.0%} of them, chosen by a secret key"
-    yield f"hold-out {drawn if made.survey.held_out is None else 'test/'}"
-    trained = [part.name for part in split_of(Path(str(params.data.path)))[0]]
-    if joined := [name for name in trained if {*words_in(name)} & {*VALIDATION}]:
+    classes = project.survey.classes
+    params = project.chosen.params
+    colours = "colour" if project.survey.facts.colour else "grey"
+    labels = "labels, any number per image" if params.data.labels == SEVERAL else "classes"
+    yield f"images   {colours}, {len(classes)} {labels}"
+    hold_out = f"{params.data.holdout_fraction:.0%} of them, chosen by a secret key"
+    yield f"hold-out {hold_out if project.survey.held_out is None else 'test/'}"
+    training_parts = [part.name for part in split_of(Path(str(params.data.path)))[0]]
+    if added_parts := [name for name in training_parts if {*words_in(name)} & {*VALIDATION}]:
         yield (
-            f"         {', '.join(joined)}/ is added to the training images, because no separate "
-            "validation images are needed"
+            f"         {', '.join(added_parts)}/ is added to the training images, because no "
+            "separate validation images are needed"
         )
-    yield f"protects {protected(made)}"
-    yield f"recipe   {params.recipe}: {made.chosen.row}"
+    yield f"protects {protection_text(project)}"
+    yield f"recipe   {params.recipe}: {project.chosen.row}"
     if params.synthesize.choose:
         yield (
             "         public images are added if they do no harm: a classifier trained with them "
             "must agree with the teacher about as often as a classifier trained without them"
         )
     more = f" and {len(classes) - 5} more" if len(classes) > 5 else ""
-    occurring = ", the fact that all of these labels occur" if "classes" in made.survey.data else ""
+    occurring = (
+        ", the fact that all of these labels occur" if "classes" in project.survey.data else ""
+    )
     names = f"its class names ({', '.join(classes[:5])}{more}){occurring}, the shape of its images"
     yield (
         f"public   with the release, these facts become public: the existence of the dataset, "
         f"{names}, and privacy.size_hint={params.privacy.size}"
     )
-    if made.counted:
-        what = "persons" if params.privacy.unit == GROUP else "images"
-        option = made.spelling("size_hint")
+    if project.counted:
+        units = "persons" if params.privacy.unit == GROUP else "images"
+        option = project.spelling("size_hint")
         yield (
-            f"         size_hint is the number of {what}, rounded to one significant digit. To "
+            f"         size_hint is the number of {units}, rounded to one significant digit. To "
             f"publish another number, use {option}"
         )
 
 
-def warnings(made: Proposed, state: Path) -> Iterator[str]:
+def warnings(project: Proposed, state: Path) -> Iterator[str]:
     """Yield warnings about the settings, the minutes and earlier charges on the dataset."""
     from sfumato.planning.make import settings_for_ever_lines
     from sfumato.planning.resolve import warnings_of
     from sfumato.privacy.odometer import Odometer
 
-    params = made.chosen.params
-    for warning in warnings_of(params, made.plan.budget["delta"], len(made.survey.classes)):
+    params = project.chosen.params
+    for warning in warnings_of(params, project.plan.budget["delta"], len(project.survey.classes)):
         yield f"warning: {warning}"
     yield from settings_for_ever_lines(params)
     if params.privacy.unit == GROUP:
@@ -621,7 +623,7 @@ def warnings(made: Proposed, state: Path) -> Iterator[str]:
         )
 
 
-def size_rows(made: Proposed) -> Iterator[list[str]]:
+def size_rows(project: Proposed) -> Iterator[list[str]]:
     """Yield one row of text per size, the largest size first.
 
     The columns are the pixels, the expected minutes of the run, the minutes that a run with the
@@ -629,30 +631,30 @@ def size_rows(made: Proposed) -> Iterator[list[str]]:
     """
     from sfumato.planning.forecast import forecast
 
-    for one in sorted(
-        [made.chosen, *made.others],
-        key=lambda one: both_sides(one.params.data.size or 0),
+    for proposal in sorted(
+        [project.chosen, *project.others],
+        key=lambda proposal: both_sides(proposal.params.data.size or 0),
         reverse=True,
     ):
-        size = one.params.data.size or 0
-        privacy = one.params.privacy
-        mark = "proposed " if one is made.chosen else ""
+        size = proposal.params.data.size or 0
+        privacy = proposal.params.privacy
+        mark = "proposed " if proposal is project.chosen else ""
         pixels = f"{size}" if isinstance(size, int) else by(size)
-        minutes = f"{'' if one.enough else 'at least '}{one.seconds / 60:.0f}"
+        minutes = f"{'' if proposal.enough else 'at least '}{proposal.seconds / 60:.0f}"
         useful = "unknown"
-        if one.kind:
-            useful = forecast(one.kind, privacy.size, privacy.epsilon, one.size_factor)
-        yield [mark + pixels, minutes, f"{math.ceil(one.full_minutes)}", useful]
+        if proposal.kind:
+            useful = forecast(proposal.kind, privacy.size, privacy.epsilon, proposal.size_factor)
+        yield [mark + pixels, minutes, f"{math.ceil(proposal.full_minutes)}", useful]
 
 
-def protected(made: Proposed) -> str:
-    params = made.chosen.params
+def protection_text(project: Proposed) -> str:
+    params = project.chosen.params
     if params.data.groups:
         return f"each person with all their images; ids are found by {params.data.groups.words}"
     if params.privacy.unit == IMAGE:
         return "each image (you confirmed that no two images show the same person)"
-    groups, alone = map(made.spelling, ("groups", "one_image_each"))
+    groups_option, one_image_option = map(project.spelling, ("groups", "one_image_each"))
     return (
-        f"each image, but not a person with several images (to protect persons, use {groups}; if "
-        f"no person has several images, use {alone})"
+        "each image, but not a person with several images (to protect persons, use "
+        f"{groups_option}; if no person has several images, use {one_image_option})"
     )

@@ -88,9 +88,9 @@ class Machine:
         self.path = state / DURATIONS
         self.content: dict[str, Any] = {"machine": identity, "runs": {}}
         with suppress(*UNREADABLE):
-            kept = dict(read_json(self.path))
-            if kept.get("machine") == identity:
-                self.content = kept
+            stored_content = dict(read_json(self.path))
+            if stored_content.get("machine") == identity:
+                self.content = stored_content
 
     def write(self) -> None:
         if self.path.parent.parent.is_dir():
@@ -117,14 +117,14 @@ def expected_seconds(
     machine = Machine(state)
     work = Work(params, shape, classes, public_images)
     # For a stage that is off, DVC takes about one second
-    expected: dict[str, float | None] = dict.fromkeys(STAGES, 1.0)
-    # `corrected` may measure the machine's speed. This needs one thread: several threads would wait
-    # for each other while other programs run
+    stage_seconds: dict[str, float | None] = dict.fromkeys(STAGES, 1.0)
+    # `corrected_seconds` may measure the machine's speed. This needs one thread: several threads
+    # would wait for each other while other programs run
     with one_thread():
         for name in filter(params.runs, STAGES):
-            seconds = corrected(name, work, machine)
-            expected[name] = None if seconds is None else START + seconds
-    return {**expected, **dict.fromkeys(FRAME, START)}
+            seconds = corrected_seconds(name, work, machine)
+            stage_seconds[name] = None if seconds is None else START + seconds
+    return {**stage_seconds, **dict.fromkeys(FRAME, START)}
 
 
 def seconds_of_plans(plans: Mapping[str, StagePlan[Any]], state: Path) -> dict[str, float | None]:
@@ -145,7 +145,7 @@ def seconds_of_plans(plans: Mapping[str, StagePlan[Any]], state: Path) -> dict[s
     return expected_seconds(params, images.shape, len(images.classes), state)
 
 
-def corrected(name: str, work: Work, machine: Machine) -> float | None:
+def corrected_seconds(name: str, work: Work, machine: Machine) -> float | None:
     """Estimate a stage's seconds, and correct the estimate by the stage's last run.
 
     The correction is a factor: the real duration of the last run, divided by its estimated
@@ -155,23 +155,23 @@ def corrected(name: str, work: Work, machine: Machine) -> float | None:
     """
     run = machine.content["runs"].get(name, {})
     same_model = run.get("model") in (None, work.params.model.non_default())
-    then = None
+    last_work = None
     if run.get("shape") == list(work.shape) and same_model:
         with suppress(*UNREADABLE):  # Another version may have written the settings
             settings = STAGES[name].settings.model_validate(run["settings"])
-            then = replace(work, params=work.params.model_copy(update={name: settings}))
+            last_work = replace(work, params=work.params.model_copy(update={name: settings}))
     operations = work.of(name)
     if operations is None:
-        if not then:
+        if not last_work:
             return None
         return float(run["seconds"])
     seconds = machine.seconds(operations)
-    if then is None:
+    if last_work is None:
         return seconds
-    before = machine.seconds(then.of(name) or 0.0)
+    last_estimate = machine.seconds(last_work.of(name) or 0.0)
     # A factor outside these bounds means that the stage was resumed, or that other programs ran
-    if before > 1 and 1 / 4.0 < run["seconds"] / before < 4.0:
-        return seconds * run["seconds"] / before
+    if last_estimate > 1 and 1 / 4.0 < run["seconds"] / last_estimate < 4.0:
+        return seconds * run["seconds"] / last_estimate
     return seconds
 
 

@@ -75,7 +75,9 @@ def resolve_project(
     if loaded.runs("synthesize") and "parquet" in loaded.synthesize.export:
         check_parquet()  # checked before anything is spent
     # Public models are read before any sensitive file, so that logs can still show an error
-    inputs = [one for name in loaded.run for one in STAGES[name].inherited(folder, loaded, state)]
+    inputs = [
+        release for name in loaded.run for release in STAGES[name].inherited(folder, loaded, state)
+    ]
     card, prepared = card_of_plan(folder, loaded, state, dry_run, say)
     odometer = Odometer(state, card.dataset_id)
     # Raises ConfigError if budget was spent on this version of the images with other settings
@@ -90,9 +92,11 @@ def resolve_project(
             "set privacy.unit: group and data.groups. If not, set privacy.unit: image. Reports "
             "then state that, as you confirmed, no two images show the same person"
         )
-    public_card, behind, public_prepared = public_of_plan(folder, loaded, card, state, dry_run, say)
+    public_card, earlier_releases, public_prepared = public_of_plan(
+        folder, loaded, card, state, dry_run, say
+    )
     ready = {"prepare sensitive": prepared, "prepare public": public_prepared}
-    inherited = list(merge_records([*behind, *inputs]).values())
+    inherited = list(merge_records([*earlier_releases, *inputs]).values())
     past = known_past(state, card, folder, declared_size=loaded.privacy.declared_size)
     seen = Seen()
     if odometer.head() is not None:
@@ -104,7 +108,7 @@ def resolve_project(
         inherited=inherited,
         past=past,
         seen=seen,
-        unprepared=frozenset(name for name, there in ready.items() if not there),
+        unprepared=frozenset(name for name, is_ready in ready.items() if not is_ready),
     )
 
 
@@ -116,7 +120,7 @@ def card_of_plan(
     if prepared or not dry_run:
         card = read_card(folder / CARD_PATH)
     else:
-        card = unprepared(folder, params, say)
+        card = predict_card(folder, params, say)
     if not dry_run:
         return card, prepared
     unnamed = unnamed_version(dataset_directory(state, card.dataset_id))
@@ -145,21 +149,21 @@ def public_of_plan(
         inputs = [read_artifact(folder / PUBLIC, "public")]
         public = read_public_card(folder / PUBLIC_CARD)
     if dry_run:
-        coming = coming_public(folder, params, card, state, public)
-        if coming is not None and coming[0] != public:
+        prediction = predict_public_card(folder, params, card, state, public)
+        if prediction is not None and prediction[0] != public:
             say("the public images of this plan are not prepared yet: `dvc repro` prepares them")
-            return *coming, False
+            return *prediction, False
     return public, inputs, prepared
 
 
-def unprepared(folder: Path, params: Params, say: Say) -> Card:
+def predict_card(folder: Path, params: Params, say: Say) -> Card:
     """Predict the card of images that are not prepared yet, by listing their files.
 
     Raises DataError if the images must be prepared first: their source is a published set, their
     path is a URL, or `data.size` or `data.channels` is not set.
     """
     reading_sensitive()
-    data = seen_from(folder, params.data)
+    data = resolve_paths(folder, params.data)
     listed = data.source in OF_THE_OWNER and data.path is not None and not is_url(data.path)
     if not listed or data.size is None or data.channels is None:
         return read_card(folder / CARD_PATH)
@@ -169,7 +173,7 @@ def unprepared(folder: Path, params: Params, say: Say) -> Card:
     return proposed_card(params, source.classes, source.test is not None)
 
 
-def seen_from(folder: Path, data: Data) -> Data:
+def resolve_paths(folder: Path, data: Data) -> Data:
     """Return the settings with `path` and `groups.csv` relative to the current folder.
 
     In `data`, they are relative to the project's folder.
@@ -183,7 +187,7 @@ def seen_from(folder: Path, data: Data) -> Data:
     return data.model_copy(update={"path": str(folder / Path(data.path).expanduser())})
 
 
-def coming_public(
+def predict_public_card(
     folder: Path, params: Params, card: Card, state: Path, stored: PublicCard | None
 ) -> tuple[PublicCard, list[Artifact]] | None:
     """Predict the card that `stage prepare public` will store.
@@ -214,10 +218,10 @@ def changed_pictures(folder: Path, params: Params, state: Path) -> str | None:
     if not file.is_file() or is_url(params.data.path):  # planning must work offline
         return None
     key = secret_key(state, params.data.name)
-    known = file.read_text(encoding="utf-8")
+    stored_listing = file.read_text(encoding="utf-8")
     # `prepare_images` may have been called from another folder, with absolute paths
-    for data in (params.data, seen_from(folder.absolute(), params.data)):
-        if listing_of(data, key) in (None, known):
+    for data in (params.data, resolve_paths(folder.absolute(), params.data)):
+        if listing_of(data, key) in (None, stored_listing):
             return None
     return (
         "note: the files of the sensitive images have changed since they were prepared. The "
@@ -229,4 +233,6 @@ def changed_pictures(folder: Path, params: Params, state: Path) -> str | None:
 def prepare_images(folder: Path, state: Path) -> None:
     data = load_params(folder / "params.yaml", folder / RECIPES).data
     with unpacking():
-        prepare_sensitive(seen_from(folder, data), state, folder / CARD_PATH, folder / "data/raw")
+        prepare_sensitive(
+            resolve_paths(folder, data), state, folder / CARD_PATH, folder / "data/raw"
+        )

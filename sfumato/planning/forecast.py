@@ -60,7 +60,9 @@ def size_factor(fit_length: float, side: int, largest: int, product: float) -> f
     return fits * float((min(side, rule["largest"]) / min(largest, rule["largest"])) ** power)
 
 
-def expected_part(kind: str, product: float, size_factor: float = 1.0, sure: float = 0.0) -> float:
+def expected_part(
+    kind: str, product: float, size_factor: float = 1.0, spreads: float = 0.0
+) -> float:
     """Forecast how much a classifier learns from the release, as a share of what it could learn
     from real images (0 to 1).
 
@@ -70,12 +72,12 @@ def expected_part(kind: str, product: float, size_factor: float = 1.0, sure: flo
     kind: key of `offsets` in `forecast.yaml`;
     product: units · ε;
     size_factor: result of `size_factor`;
-    sure: 0 for the forecast itself, `range_width(units)` for the upper end of its range, and
+    spreads: 0 for the forecast itself, `range_width(units)` for the upper end of its range, and
     -`range_width(units)` for the lower end.
     """
     middle = LINE["offsets"][kind] + LINE["slope"] * math.log10(product)
     part = size_factor * float(expit(middle))
-    return float(expit(logit(part) + sure * LINE["spread"]))
+    return float(expit(logit(part) + spreads * LINE["spread"]))
 
 
 def range_width(units: int) -> float:
@@ -91,36 +93,36 @@ def forecast(kind: str, units: int, epsilon: float, size_factor: float) -> str:
 
     The range is wider if there are fewer than FEW_UNITS units.
     """
-    wide = range_width(units)
+    width = range_width(units)
     low, part, high = (
-        expected_part(kind, units * epsilon, size_factor, sure) for sure in (-wide, 0, wide)
+        expected_part(kind, units * epsilon, size_factor, spreads) for spreads in (-width, 0, width)
     )
     return f"{level_of(part)}, {100 * part:.0f} % ({100 * low:.0f} to {100 * high:.0f})"
 
 
-def advice(kind: str, units: int, epsilon: float, what: str, size_factor: float) -> str:
+def advice(kind: str, units: int, epsilon: float, noun: str, size_factor: float) -> str:
     """State how many units give the same forecast at another ε, and how many units would raise the
     forecast by one level, if any number would.
 
     If an ε of at most MOST_EPSILON would also raise it by one level, state this ε.
     """
     product = units * epsilon
-    other = 10 if epsilon < 4 else 1
-    same = (
-        f"{units:,} {what} at ε = {epsilon:g} are as useful as "
-        f"{max(1, round(product / other)):,} at ε = {other}"
+    other_epsilon = 10 if epsilon < 4 else 1
+    comparison = (
+        f"{units:,} {noun} at ε = {epsilon:g} are as useful as "
+        f"{max(1, round(product / other_epsilon)):,} at ε = {other_epsilon}"
     )
     part = expected_part(kind, product, size_factor)
-    better = [name for name, (least, _) in VERDICT_LEVELS.items() if least > part]
+    better = [name for name, (minimum, _) in VERDICT_LEVELS.items() if minimum > part]
     if not better or VERDICT_LEVELS[better[-1]][0] >= size_factor:
-        return same
-    least = VERDICT_LEVELS[better[-1]][0] / size_factor
-    needed = 10 ** ((logit(least) - LINE["offsets"][kind]) / LINE["slope"])
-    more = f"{int(round_up(needed / epsilon, 1)):,} {what}"
-    larger = round_up(needed / units, 2)
-    if larger <= MOST_EPSILON:
-        more += f", or ε = {larger:g}"
-    return f"{same}. With {more}, the forecast would be {better[-1]}"
+        return comparison
+    target = VERDICT_LEVELS[better[-1]][0] / size_factor
+    needed_product = 10 ** ((logit(target) - LINE["offsets"][kind]) / LINE["slope"])
+    increase = f"{int(round_up(needed_product / epsilon, 1)):,} {noun}"
+    larger_epsilon = round_up(needed_product / units, 2)
+    if larger_epsilon <= MOST_EPSILON:
+        increase += f", or ε = {larger_epsilon:g}"
+    return f"{comparison}. With {increase}, the forecast would be {better[-1]}"
 
 
 def curve(kind: str, product: float) -> dict[str, Any]:
@@ -135,9 +137,9 @@ def curve(kind: str, product: float) -> dict[str, Any]:
     """
     powers = [step / 10 for step in range(15, 66)]
     low, line, high = (
-        [(x, expected_part(kind, 10**x, sure=sure)) for x in powers] for sure in (-1, 0, 1)
+        [(x, expected_part(kind, 10**x, spreads=spreads)) for x in powers] for spreads in (-1, 0, 1)
     )
-    here = (math.log10(product), expected_part(kind, product))
+    point = (math.log10(product), expected_part(kind, product))
     runs = [
         (run["name"], (math.log10(run["product"]), run["learned"]))
         for run in LINE["runs"]
@@ -147,6 +149,6 @@ def curve(kind: str, product: float) -> dict[str, Any]:
         "line": line,
         "band": high + low[::-1],
         "runs": runs,
-        "here": here,
+        "here": point,
         "levels": VERDICT_LEVELS,
     }

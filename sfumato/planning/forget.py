@@ -52,7 +52,7 @@ def private_files(state: Path, dataset_id: str) -> dict[str, list[Path]]:
     unfinished = re.compile(rf"\.{re.escape(dataset_id)}\.(\d+(-\w+)?\.tmp|old|shards)")
     copies = [path for path in home.parent.glob(".*") if unfinished.fullmatch(path.name)]
     evaluations = (state / EVALUATIONS).glob("*")
-    named = f'"dataset": "{dataset_id}"'
+    dataset_field = f'"dataset": "{dataset_id}"'
     return {
         "private copy": [
             *(path for path in sorted(home.glob("*")) if path.name not in STAYS),
@@ -62,7 +62,7 @@ def private_files(state: Path, dataset_id: str) -> dict[str, list[Path]]:
         "numbers from real images": [
             file
             for file in evaluations
-            if is_left_over(file) or named in file.read_text("utf-8", "replace")
+            if is_left_over(file) or dataset_field in file.read_text("utf-8", "replace")
         ],
         OF_ANY: [path for name in CACHES for path in state.glob(f"*{name}*")],
     }
@@ -79,9 +79,9 @@ def runs_of(state: Path, dataset_id: str) -> list[Path]:
         if file.suffix in (".jsonl", ".aside") and file.is_file()
     ]
     texts = {file.name: file.read_text("utf-8", "replace") for file in files}
-    own = re.compile(rf"{re.escape(dataset_id)}(\.jsonl|\.\d+\.aside)")
-    mine = "".join(text for name, text in texts.items() if own.fullmatch(name))
-    others = "".join(text for name, text in texts.items() if not own.fullmatch(name))
+    own_journal = re.compile(rf"{re.escape(dataset_id)}(\.jsonl|\.\d+\.aside)")
+    own_text = "".join(text for name, text in texts.items() if own_journal.fullmatch(name))
+    other_texts = "".join(text for name, text in texts.items() if not own_journal.fullmatch(name))
     odometer = Odometer(state, dataset_id)
     lost = True
     with suppress(BudgetError):
@@ -90,7 +90,7 @@ def runs_of(state: Path, dataset_id: str) -> list[Path]:
     return [
         run
         for run in folders
-        if f'"{run.name}"' in mine or (lost and f'"{run.name}"' not in others)
+        if f'"{run.name}"' in own_text or (lost and f'"{run.name}"' not in other_texts)
     ]
 
 
@@ -105,10 +105,10 @@ def forgotten_on(state: Path, dataset_id: str) -> str | None:
     return None
 
 
-def forget_dataset(state: Path, dataset_id: str, here: Iterable[Path] = ()) -> str | None:
-    """Delete the `private_files` of a dataset and all unpacked archives, then the files `here`.
+def forget_dataset(state: Path, dataset_id: str, project_files: Iterable[Path] = ()) -> str | None:
+    """Delete the `private_files` of a dataset and all unpacked archives, then `project_files`.
 
-    here: files of the project to delete.
+    project_files: files of the project to delete.
 
     The journal is kept. It records the deletion, and its charges still count.
 
@@ -123,11 +123,11 @@ def forget_dataset(state: Path, dataset_id: str, here: Iterable[Path] = ()) -> s
         locks = [home.with_name(f".{home.name}.lock")]
         locks += [lock for run in runs_of(state, dataset_id) for lock in run.glob("*lock")]
         for lock in locks:
-            held = (
+            message = (
                 f"{lock} is locked by another process that works with {dataset_id!r}: wait until "
                 "that process ends, or stop it"
             )
-            with explained(BudgetError, held, causes=(Timeout,)):
+            with explained(BudgetError, message, causes=(Timeout,)):
                 if lock.parent.exists():
                     stack.enter_context(holding(file_lock(lock, blocking=False)))
         for paths in private_files(state, dataset_id).values():
@@ -139,5 +139,5 @@ def forget_dataset(state: Path, dataset_id: str, here: Iterable[Path] = ()) -> s
             problem = str(error)
         else:
             odometer.append(LOCAL_USE, purpose=FORGOTTEN)
-    delete(here)
+    delete(project_files)
     return problem

@@ -40,8 +40,8 @@ def stages_before(name: str, params: Params) -> tuple[str, ...]:
     They are in the order of STAGES.
     """
     direct = [*filter(params.runs, params.inputs_of(name))]
-    before = {*direct, *(far for other in direct for far in stages_before(other, params))}
-    return tuple(other for other in STAGES if other in before)
+    upstream = {*direct, *(stage for source in direct for stage in stages_before(source, params))}
+    return tuple(stage for stage in STAGES if stage in upstream)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,20 +62,25 @@ class Past:
     terms: Mapping[str, object]
 
     def decide(
-        self, name: str, lineage: Lineage, settings: str, inputs: Sequence[str], made: bool = True
+        self,
+        name: str,
+        lineage: Lineage,
+        settings: str,
+        inputs: Sequence[str],
+        inputs_final: bool = True,
     ) -> Decision:
         """Decide whether a query will restore, resume or pay.
 
         settings: digest of the query's settings;
         inputs: stages that the query reads, and "public" if it reads the public set;
-        made: True if the next run will not write any of these inputs again.
+        inputs_final: True if the next run will not write any of these inputs again.
         """
         files = [self.artifact(other) / PRIVACY for other in inputs]
-        made = made and all(file.is_file() for file in files)
+        inputs_final = inputs_final and all(file.is_file() for file in files)
         work = QueryWork(
             stage=name,
             settings=settings,
-            inputs=[digest_of_file(file) for file in files] if made else None,
+            inputs=[digest_of_file(file) for file in files] if inputs_final else None,
             rests_on={record["id"] for file in files for record in records_in(file)},
             **vars(lineage),
         )
@@ -106,11 +111,11 @@ def known_past(state: Path, card: Card, folder: Path, *, declared_size: bool) ->
     journal = Odometer(state, card.dataset_id).charges(card.version)
     ids = {run.record["id"] for run in journal}
     files = [folder / LEDGER, *(folder / ARTIFACTS / name / PRIVACY for name in QUERIES)]
-    others = [record for file in files for record in records_in(file) if is_record(record)]
-    others = [
-        r for r in others if r["id"] not in ids and (r["dataset_id"], r["data_version"]) == version
+    records = [record for file in files for record in records_in(file) if is_record(record)]
+    records = [
+        r for r in records if r["id"] not in ids and (r["dataset_id"], r["data_version"]) == version
     ]
-    runs = [*(Run({"record": r, "plan": r["plan"]}, r, end=CLOSE) for r in others), *journal]
+    runs = [*(Run({"record": r, "plan": r["plan"]}, r, end=CLOSE) for r in records), *journal]
     adjacency = ZERO_OUT_ONE if declared_size else ADD_OR_REMOVE_ONE
     return Past(state=state, folder=folder, runs=runs, terms={"adjacency": adjacency})
 
@@ -130,16 +135,19 @@ def repeat_count(name: str, params: Params, plan: str, runs: Sequence[Run]) -> i
 
     plan: digest of the query's plan.
     """
-    mine = [run for run in runs if run.opened.get("plan") == plan and run.end != ABANDON]
-    done = [run.record.get("again", 0) for run in [run for run in mine if run.end == CLOSE] or mine]
-    wished = sum(
+    own_runs = [run for run in runs if run.opened.get("plan") == plan and run.end != ABANDON]
+    paid_counts = [
+        run.record.get("again", 0)
+        for run in [run for run in own_runs if run.end == CLOSE] or own_runs
+    ]
+    requested = sum(
         params.privacy.spend_again.get(other, 0) for other in (name, *stages_before(name, params))
     )
-    last = max(done, default=wished)  # without an earlier run, the requested number
-    return last + (wished > last)
+    last = max(paid_counts, default=requested)  # without an earlier run, the requested number
+    return last + (requested > last)
 
 
-def spending_of(made: Plan, past: Past, out: Path) -> tuple[list[Decision], set[str]]:
+def spending_of(plan: Plan, past: Past, out: Path) -> tuple[list[Decision], set[str]]:
     """Decide what each query will do, and find the stages that will run.
 
     A stage runs if its settings or inputs have changed, or if its artifact is missing. A query that
@@ -147,52 +155,52 @@ def spending_of(made: Plan, past: Past, out: Path) -> tuple[list[Decision], set[
 
     out: folder with the plan that was written last.
     """
-    changed: dict[str, str] = {}  # stage -> the stage whose change makes it run
-    coming = set[str]()
-    if public_changed(made, out):
-        changed["public"] = "public"
-        coming.add("public")
+    cause_of: dict[str, str] = {}  # stage -> the stage whose change makes it run
+    pending_stages = set[str]()
+    if public_changed(plan, out):
+        cause_of["public"] = "public"
+        pending_stages.add("public")
     outdated = outdated_stages(past.folder)
     spending = []
     for name, stage in STAGES.items():
-        before = {*stage.upstream}
-        if made.params.runs(name):
-            before.update(made.params.inputs_of(name))
-        there = name == "evaluate" or past.artifact(name).is_dir()  # evaluate writes no artifact
-        same = holds(out / f"{name}.yaml", made.files[name]) and name not in outdated
-        done = there and same and not coming & before
+        upstream = {*stage.upstream}
+        if plan.params.runs(name):
+            upstream.update(plan.params.inputs_of(name))
+        exists = name == "evaluate" or past.artifact(name).is_dir()  # evaluate writes no artifact
+        unchanged = holds(out / f"{name}.yaml", plan.files[name]) and name not in outdated
+        up_to_date = exists and unchanged and not pending_stages & upstream
         cause = next(
-            (changed[other] for other in stage.inputs if other in before & {*changed}), None
+            (cause_of[other] for other in stage.inputs if other in upstream & {*cause_of}), None
         )
-        if not same or (name in made.mechanisms and cause is None):
+        if not unchanged or (name in plan.mechanisms and cause is None):
             cause = name
-        if name in made.mechanisms:
-            inputs = made.params.inputs_of(name)
-            settings = settings_digest(made.files[name])
+        if name in plan.mechanisms:
+            inputs = plan.params.inputs_of(name)
+            settings = settings_digest(plan.files[name])
             decision = past.decide(
-                name, made.lineage[name], settings, inputs, not coming & {*inputs}
+                name, plan.lineage[name], settings, inputs, not pending_stages & {*inputs}
             )
-            done = decision.kind == "restore"
-            if done:
+            up_to_date = decision.kind == "restore"
+            if up_to_date:
                 cause = None
             spending.append(replace(decision, cause=cause))
         if cause:
-            changed[name] = cause
-        if not done:
-            coming.add(name)
-    return spending, coming - {"public"}
+            cause_of[name] = cause
+        if not up_to_date:
+            pending_stages.add(name)
+    return spending, pending_stages - {"public"}
 
 
-def public_changed(made: Plan, out: Path) -> bool:
+def public_changed(plan: Plan, out: Path) -> bool:
     """Return whether the public images have changed since the last plan was written.
 
     A query's lineage depends on its settings, the settings of all stages before it, and the card of
     the public images. If none of these settings has changed but the lineage has, the card has
     changed.
     """
-    for name, lineage in made.lineage.items():
-        stages = (*stages_before(name, made.params), name)
-        if all(holds(out / f"{other}.yaml", made.files[other]) for other in stages):
+    for name, lineage in plan.lineage.items():
+        stages = (*stages_before(name, plan.params), name)
+        if all(holds(out / f"{other}.yaml", plan.files[other]) for other in stages):
             with passing_over(ConfigError, KeyError):
                 if read_lineage(out, name).plan != lineage.plan:
                     return True
@@ -212,10 +220,10 @@ def outdated_stages(folder: Path) -> set[str]:
         for stage in stages:
             read = {file.place: file.md5 for file in stage.deps}
             plans = [Path(place) for place in read if Path(place).parent == PLAN]
-            others = public and str(PUBLIC) in read and read[str(PUBLIC)] not in public
+            public_differs = public and str(PUBLIC) in read and read[str(PUBLIC)] not in public
             for plan in plans:
                 file = folder / plan
-                if others or (file.is_file() and read[str(plan)] != md5_of_file(file)):
+                if public_differs or (file.is_file() and read[str(plan)] != md5_of_file(file)):
                     outdated.add(plan.stem)
     return outdated & {*STAGES}
 

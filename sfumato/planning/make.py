@@ -82,19 +82,21 @@ class ProjectPlan(Plan):
     def seconds(self) -> dict[str, float | None]:
         from sfumato.planning import estimate  # slow to import, and needed only to show minutes
 
-        many = self.public.images if self.public else 0
+        public_images = self.public.images if self.public else 0
         classes = len(self.card.classes)
         return estimate.expected_seconds(
-            self.params, self.card.shape, classes, self.past.state, many
+            self.params, self.card.shape, classes, self.past.state, public_images
         )
 
     def check_lifetime(self, spending: Sequence[Decision]) -> None:
         """Raise BudgetError, before the first query, if any query of the run would exceed the
         lifetime budget.
         """
-        coming = {entry.stage: self.mechanisms[entry.stage] for entry in spending if entry.pays}
-        if coming:
-            check_lifetime(self.odometer, coming, policy_of(self), self.params.privacy.protected)
+        mechanisms = {entry.stage: self.mechanisms[entry.stage] for entry in spending if entry.pays}
+        if mechanisms:
+            check_lifetime(
+                self.odometer, mechanisms, policy_of(self), self.params.privacy.protected
+            )
 
     def write(self) -> None:
         write_texts(self.past.folder / PLAN, plan_texts(self, self.past.folder / PLAN))
@@ -116,20 +118,20 @@ def write_texts(out: Path, texts: Mapping[str, str]) -> None:
             path.unlink()
 
 
-def risk_line(made: Plan) -> str:
+def risk_line(plan: Plan) -> str:
     """State how often an attacker's guess can be right: with this plan, and at a smaller ε.
 
     At the smaller ε, the attacker's advantage over a coin toss is half as large. The smaller ε is
     left out if both percentages would be the same.
     """
-    mechanisms = tuple(made.mechanisms.values())
-    adjacency = made.budget["adjacency"]
-    one = "person" if made.params.privacy.unit == GROUP else "image"
+    mechanisms = tuple(plan.mechanisms.values())
+    adjacency = plan.budget["adjacency"]
+    unit = "person" if plan.params.privacy.unit == GROUP else "image"
     guess = best_guess(mechanisms, adjacency)
     smaller = (guess + 0.5) / 2
     risk = (
-        f"risk: an attacker who guesses whether one {one} is in the set is right at most "
-        f"{percent_up(guess)} % of the time (chance: 50 %), even if they know all other {one}s"
+        f"risk: an attacker who guesses whether one {unit} is in the set is right at most "
+        f"{percent_up(guess)} % of the time (chance: 50 %), even if they know all other {unit}s"
     )
     if percent_up(smaller) == percent_up(guess):
         return risk
@@ -137,28 +139,28 @@ def risk_line(made: Plan) -> str:
     events = [
         replace(each, noise_multiplier=half * each.noise_multiplier).event for each in mechanisms
     ]
-    lower = epsilon(events, made.budget["delta"], made.budget["accountant"], adjacency)
+    lower = epsilon(events, plan.budget["delta"], plan.budget["accountant"], adjacency)
     return (
         f"{risk}. At ε = {lower:.2g}, the attacker would be right at most {percent_up(smaller)} % "
         "of the time"
     )
 
 
-def share_lines(made: Plan, content: Mapping[str, object], file: Path) -> Iterator[str]:
+def share_lines(plan: Plan, content: Mapping[str, object], file: Path) -> Iterator[str]:
     """Yield lines about queries whose share of the budget differs from the requested share, and
     explain the difference.
 
     content: the owner's settings; file: path of `params.yaml`, which contains them.
     """
     differences = []
-    for name in made.mechanisms:
-        noise = getattr(made.params, name).noise
-        share = made.budget["stages"][name]["share"]
+    for name in plan.mechanisms:
+        noise = getattr(plan.params, name).noise
+        share = plan.budget["stages"][name]["share"]
         section = content.get(name)
         if noise == REST and isinstance(section, dict) and str(section.get("noise", REST)) != REST:
             yield (
                 f"{file} requests {section['noise']} of the budget for {name}. This request is not "
-                f"used, because recipe {made.params.recipe} gives {name} the rest of the budget"
+                f"used, because recipe {plan.params.recipe} gives {name} the rest of the budget"
             )
         elif (
             isinstance(noise, str)
@@ -174,16 +176,16 @@ def share_lines(made: Plan, content: Mapping[str, object], file: Path) -> Iterat
         )
 
 
-def spending_lines(made: ProjectPlan, spending: Sequence[Decision]) -> Iterator[str]:
+def spending_lines(plan: ProjectPlan, spending: Sequence[Decision]) -> Iterator[str]:
     """Yield one line per query: its earlier release, the run that it resumes, or what it would
     spend and why.
 
     If a query will be refused, its line contains the reason. If the dataset has no charge yet, an
     additional first line states this.
     """
-    odometer = made.odometer
-    before = {record["stage"] for record in odometer.opened()}
-    if not before:
+    odometer = plan.odometer
+    charged_stages = {record["stage"] for record in odometer.opened()}
+    if not charged_stages:
         yield (
             f"no charge on dataset {odometer.dataset_id!r} so far, according to the journal in "
             f"{odometer.path.parent}"
@@ -193,24 +195,24 @@ def spending_lines(made: ProjectPlan, spending: Sequence[Decision]) -> Iterator[
         if not entry.pays:
             yield f"{stage}: {entry.words}"
             continue
-        cost = f"ε = {made.budget['stages'][stage]['epsilon']:.3f} alone ({made.mechanisms[stage]})"
-        if stage not in before:
+        cost = f"ε = {plan.budget['stages'][stage]['epsilon']:.3f} alone ({plan.mechanisms[stage]})"
+        if stage not in charged_stages:
             yield f"{stage}: would spend {cost}, because it has no charge on this dataset yet"
             continue
-        yield f"{stage}: would again spend {cost}, because {reason_to_spend_again(made, entry)}"
+        yield f"{stage}: would again spend {cost}, because {reason_to_spend_again(plan, entry)}"
 
 
-def reason_to_spend_again(made: ProjectPlan, entry: Decision) -> str:
+def reason_to_spend_again(plan: ProjectPlan, entry: Decision) -> str:
     stage = entry.stage
-    repeated = made.params.privacy.spend_again
-    named = [other for other in stages_before(stage, made.params) if other in repeated]
+    spend_again = plan.params.privacy.spend_again
+    causes = [other for other in stages_before(stage, plan.params) if other in spend_again]
     if entry.run is not None:
         return f"the checkpoint of its unfinished run {entry.run.id[:8]} is lost"
-    if made.lineage[stage].again and stage in repeated:
+    if plan.lineage[stage].again and stage in spend_again:
         return "privacy.spend_again names it"
-    if made.lineage[stage].again and named:
-        return f"it depends on {named[0]}, which privacy.spend_again names"
-    if entry.cause == "public" and made.public is None:
+    if plan.lineage[stage].again and causes:
+        return f"it depends on {causes[0]}, which privacy.spend_again names"
+    if entry.cause == "public" and plan.public is None:
         return (
             "it depends on the public images, which are missing: run `stage prepare public` and "
             "plan again, to find out whether its release can be restored"
@@ -226,33 +228,33 @@ def settings_for_ever_lines(params: Params) -> Iterator[str]:
     """Yield a line for each free stage whose settings must be final before the first run, because
     queries depend on it.
     """
-    before = {query: stages_before(query, params) for query in QUERIES if params.runs(query)}
+    upstream = {query: stages_before(query, params) for query in QUERIES if params.runs(query)}
     for name in (name for name in STAGES if name not in QUERIES):
-        if readers := [query for query, names in before.items() if name in names]:
+        if readers := [query for query, names in upstream.items() if name in names]:
             yield (
                 f"choose the settings of {name} before the first run. If you change them later, "
                 f"these queries spend again: {', '.join(readers)}"
             )
 
 
-def next_lines(made: Plan, spending: Sequence[Decision]) -> Iterator[str]:
-    coming = [entry.stage for entry in spending if entry.pays]
+def next_lines(plan: Plan, spending: Sequence[Decision]) -> Iterator[str]:
+    paying_stages = [entry.stage for entry in spending if entry.pays]
     costs = ", ".join(
-        f"{name} (ε = {made.budget['stages'][name]['epsilon']:.3f} alone)" for name in coming
+        f"{name} (ε = {plan.budget['stages'][name]['epsilon']:.3f} alone)" for name in paying_stages
     )
     granted = [
-        one.stage
-        for one in spending
-        if not one.pays and one.stage in made.params.privacy.spend_again
+        entry.stage
+        for entry in spending
+        if not entry.pays and entry.stage in plan.params.privacy.spend_again
     ]
     if granted:
-        more = ", ".join(f"{name}: {made.lineage[name].again + 1}" for name in granted)
+        setting = ", ".join(f"{name}: {plan.lineage[name].again + 1}" for name in granted)
         yield (
             f"privacy.spend_again was already applied to: {', '.join(granted)}. To pay once more, "
-            f"set privacy.spend_again: {{{more}}}"
+            f"set privacy.spend_again: {{{setting}}}"
         )
     yield (
         f"next: `stage run` will spend: {costs}"
-        if coming
+        if paying_stages
         else "next: `stage run`, which spends nothing"
     )

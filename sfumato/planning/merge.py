@@ -74,7 +74,9 @@ def merge_projects(
     dataset_ids = sorted(name for names in owners for name in names)
     # From here on, the records of the releases declare that no person is in two datasets.
     releases_of = {
-        name: [replace(one, records=Records(one.records, dataset_ids)) for one in releases]
+        name: [
+            replace(release, records=Records(release.records, dataset_ids)) for release in releases
+        ]
         for name, releases in releases_of.items()
     }
     records = merge_records([*itertools.chain(*releases_of.values())])
@@ -110,8 +112,8 @@ def check_folders(folders: Sequence[Path], out: Path) -> None:
     """
     if len(folders) < 2:
         raise ConfigError(f"expected two or more projects to merge, got {len(folders)}")
-    place = out.resolve()
-    if {place, *place.parents} & {folder.resolve() for folder in folders}:
+    out_folder = out.resolve()
+    if {out_folder, *out_folder.parents} & {folder.resolve() for folder in folders}:
         raise ConfigError(
             "{option.out} {out} is one of the projects to merge, or a folder in one of them: name "
             "another folder",
@@ -195,12 +197,12 @@ def write_plans(
     """
     texts = {"budget.json": json_text(budget)}
     for name, plan in plans.items():
-        merged = {key: value for key, value in plan.items() if key != "about"}
+        content = {key: value for key, value in plan.items() if key != "about"}
         if plan.get("dataset_id"):
-            merged |= {"dataset_id": dataset_name(dataset_id), "size_hint": size_hint}
+            content |= {"dataset_id": dataset_name(dataset_id), "size_hint": size_hint}
         if STAGES[name].owned:
-            merged |= {"delta": budget["delta"], "accountant": budget["accountant"]}
-        texts[f"{name}.yaml"] = as_yaml(merged)
+            content |= {"delta": budget["delta"], "accountant": budget["accountant"]}
+        texts[f"{name}.yaml"] = as_yaml(content)
     write_texts(folder, texts)
 
 
@@ -216,11 +218,11 @@ def write_pipeline(out: Path, free: Sequence[str], say: Say, workflow: Mapping[s
         for name, entry in dvc_content()["stages"].items()
         if name in (*free, "ledger", "report")
     }
-    made = {f"{ARTIFACTS}/{name}" for name in stages} | {str(LEDGER)}
+    outputs = {f"{ARTIFACTS}/{name}" for name in stages} | {str(LEDGER)}
     for entry in stages.values():
         deps = entry["deps"]
         assert isinstance(deps, list)
-        entry["deps"] = [path for path in deps if path in made or (out / path).exists()]
+        entry["deps"] = [path for path in deps if path in outputs or (out / path).exists()]
     text = f"{MERGE_HEADER}. These free stages use the noisy sums of all owners.\n"
     files = {
         "dvc.yaml": text + as_yaml({"stages": stages}, blocks=True),

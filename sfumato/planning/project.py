@@ -69,12 +69,12 @@ class Project:
             )
 
     def __repr__(self) -> str:
-        card = self.folder / ARTIFACTS / "synthesize" / "card.json"
-        released = "nothing released yet"
-        if card.is_file():
-            made = read_json(card)
-            released = f"{made['images']} images released, ε = {made['epsilon']:.4f}"
-        return f"<Project {self.folder}: {released}>"
+        file = self.folder / ARTIFACTS / "synthesize" / "card.json"
+        status = "nothing released yet"
+        if file.is_file():
+            card = read_json(file)
+            status = f"{card['images']} images released, ε = {card['epsilon']:.4f}"
+        return f"<Project {self.folder}: {status}>"
 
     @classmethod
     def create(
@@ -101,13 +101,15 @@ class Project:
         from sfumato.data.sources.packed import unpacking
         from sfumato.planning.create import Owner, propose_project, summary, warnings
 
-        stated = InitOptions(images=Path(images), out=Path(folder), epsilon=epsilon, **options)
+        init_options = InitOptions(
+            images=Path(images), out=Path(folder), epsilon=epsilon, **options
+        )
         state = state_dir()
         with in_use(state), unpacking():
-            made = propose_project(stated, Owner(), state)
-            for line in (*summary(made), *warnings(made, state)):
+            project = propose_project(init_options, Owner(), state)
+            for line in (*summary(project), *warnings(project, state)):
                 print(line)
-            made.write(print, force=stated.force)
+            project.write(print, force=init_options.force)
         return cls(folder)
 
     def plan(self) -> pandas.DataFrame:
@@ -243,9 +245,9 @@ def forking(environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
     if sys.platform != "linux":
         yield {**environment}
         return
-    with tempfile.TemporaryDirectory(prefix="stage-") as place:
-        forked = {**environment, "PATH": os.pathsep.join([f"{place}/bin", environment["PATH"]])}
-        words = [sys.executable, "-P", "-m", "stages.fork_server", place]
+    with tempfile.TemporaryDirectory(prefix="stage-") as folder:
+        forked = {**environment, "PATH": os.pathsep.join([f"{folder}/bin", environment["PATH"]])}
+        words = [sys.executable, "-P", "-m", "stages.fork_server", folder]
         pipe = subprocess.PIPE
         with subprocess.Popen(
             words, env=forked, start_new_session=True, stdin=pipe, stdout=pipe
@@ -285,8 +287,8 @@ def repro(folder: Path, *targets: str, shown: bool, terminal: bool = False) -> N
     index = state_dir() / DVC_INDEX
     make_index(index)
     environment = {"DVC_SITE_CACHE_DIR": str(index), **os.environ, "PATH": own_path()}
-    with tempfile.TemporaryDirectory() as place:
-        error_file = Path(place) / "error.json"
+    with tempfile.TemporaryDirectory() as scratch:
+        error_file = Path(scratch) / "error.json"
         watcher = ["sh", "-c", WATCHER, "sh"] if os.name == "posix" else []
         streams: tuple[int | None, int | None] = (None, None)
         if not terminal:

@@ -60,12 +60,12 @@ class DvcFile(TypedDict):
     plots: list[object]
 
 
-def dvc_content(*, clone: bool = False, own: Sequence[str] | None = None) -> DvcFile:
+def dvc_content(*, clone: bool = False, own_files: Sequence[str] | None = None) -> DvcFile:
     """Return the content of `dvc.yaml`.
 
     clone: True for the `dvc.yaml` of this repository, in which each stage also depends on the code
     and the recipes; False for a project;
-    own: see `own_recipes`.
+    own_files: see `own_recipes`.
     """
     stages: dict[str, dict[str, object]] = {}
     local = ["prepare-sensitive", *(name for name in STAGES if STAGES[name].kind is LOCAL)]
@@ -74,8 +74,8 @@ def dvc_content(*, clone: bool = False, own: Sequence[str] | None = None) -> Dvc
         deps = {path for path in reads if clone or path != str(RECIPES)}
         if name in local:
             entry["params"] = [*TRACKED_KEYS]
-            deps |= {*(own or ())}
-        if name == "prepare-public" and own is not None:
+            deps |= {*(own_files or ())}
+        if name == "prepare-public" and own_files is not None:
             deps.add(str(RECIPES))
         if deps:
             entry["deps"] = sorted(deps)
@@ -93,14 +93,14 @@ def dvc_content(*, clone: bool = False, own: Sequence[str] | None = None) -> Dvc
         if outs:
             entry["outs"] = outs
         stages[name] = entry
-    shares = {
+    share_plot = {
         "template": "bar_horizontal",
         "x": "share",
         "y": "stage",
         "title": "Share of the privacy budget",
     }
-    spent = {"x": "step", "y": "epsilon", "title": "Privacy spent by DP-SGD"}
-    plots = [{f"{PLAN}/budget.csv": shares}, {f"{ARTIFACTS}/finetune/log.csv": spent}]
+    epsilon_plot = {"x": "step", "y": "epsilon", "title": "Privacy spent by DP-SGD"}
+    plots = [{f"{PLAN}/budget.csv": share_plot}, {f"{ARTIFACTS}/finetune/log.csv": epsilon_plot}]
     return {"stages": stages, "plots": [*plots, f"{ARTIFACTS}/synthesize/grid.png"]}
 
 
@@ -136,30 +136,32 @@ def renew(file: Path) -> bool:
             return False
         content = yaml.safe_load(text)
         stages = content.get("stages") or {}
-    made = dvc_content(own=own_recipes(file.parent))
-    ours = {
+    new_content = dvc_content(own_files=own_recipes(file.parent))
+    package_stages = {
         name
         for name, entry in stages.items()
         if str(entry.get("cmd", "")).strip("['").startswith("stage ")
     }
-    if ours <= {*made["stages"]}:
+    if package_stages <= {*new_content["stages"]}:
         renewed = {
             name: with_inputs(stages.get(name, entry), entry)
-            for name, entry in made["stages"].items()
+            for name, entry in new_content["stages"].items()
         }
         if stages == stages | renewed:
             return False
-        made = content | {"stages": renewed}
-    made["stages"] |= {name: entry for name, entry in stages.items() if name not in ours}
-    replace_file(file, (DVC_HEADERS["project"] + as_yaml(made, blocks=True)).encode())
+        new_content = content | {"stages": renewed}
+    new_content["stages"] |= {
+        name: entry for name, entry in stages.items() if name not in package_stages
+    }
+    replace_file(file, (DVC_HEADERS["project"] + as_yaml(new_content, blocks=True)).encode())
     return True
 
 
-def with_inputs(entry: dict[str, object], made: Mapping[str, object]) -> dict[str, object]:
-    """Return a stage of `dvc.yaml` with the inputs that `made` lists."""
+def with_inputs(entry: dict[str, object], template: Mapping[str, object]) -> dict[str, object]:
+    """Return a stage of `dvc.yaml` with the inputs that `template` lists."""
     inputs = ("params", "deps")
-    kept = {key: value for key, value in entry.items() if key not in inputs or key in made}
-    return kept | {key: made[key] for key in inputs if key in made}
+    base = {key: value for key, value in entry.items() if key not in inputs or key in template}
+    return base | {key: template[key] for key in inputs if key in template}
 
 
 def params_text(content: Mapping[str, object], notes: Mapping[str, str]) -> str:
@@ -196,8 +198,8 @@ def workflow_place(out: Path) -> WorkflowPlace:
     """Find the path of the workflow for a project in `out`. GitHub reads workflows only in the
     root of a repository.
     """
-    there = next(folder for folder in (out, *out.parents) if folder.exists())
-    code, text = git("-C", str(there), "rev-parse", "--show-toplevel")
+    existing_folder = next(folder for folder in (out, *out.parents) if folder.exists())
+    code, text = git("-C", str(existing_folder), "rev-parse", "--show-toplevel")
     root = Path(text.rstrip("\n"))
     if code != 0 or not text.strip() or root in (out, out.resolve()):
         return WorkflowPlace()
@@ -253,9 +255,9 @@ def write_project(out: Path, files: Mapping[str, str], say: Say, *, force: bool 
         path = out / name
         content = text.encode()
         if name in (".gitignore", ATTRIBUTES) and path.exists():
-            there = path.read_bytes().splitlines()  # bytes: the encoding is unknown
-            missing = [line for line in content.splitlines() if line not in there]
-            content = b"".join(line + b"\n" for line in there + missing)
+            old_lines = path.read_bytes().splitlines()  # bytes: the encoding is unknown
+            missing_lines = [line for line in content.splitlines() if line not in old_lines]
+            content = b"".join(line + b"\n" for line in old_lines + missing_lines)
         elif path.exists() and name not in ("params.yaml", "dvc.yaml") and not force:
             say(f"{name} already exists, and is not changed")
             check = text.splitlines()[-1].partition("run: ")[2]
@@ -281,7 +283,7 @@ def check_dvc(folder: Path) -> None:
     root = dvc_root(folder)
     if root is None:
         raise ConfigError(NO_DVC_FOLDER)
-    if any((place / ".git").exists() for place in (root, *root.resolve().parents)):
+    if any((parent / ".git").exists() for parent in (root, *root.resolve().parents)):
         return
     from dvc.config import Config
     from dvc.exceptions import DvcException
@@ -296,8 +298,8 @@ def check_dvc(folder: Path) -> None:
 
 def dvc_root(folder: Path) -> Path | None:
     """Return `folder` or the closest folder above it that contains `.dvc`, or None."""
-    places = (folder, *folder.resolve().parents)
-    return next((place for place in places if (place / ".dvc").is_dir()), None)
+    candidates = (folder, *folder.resolve().parents)
+    return next((candidate for candidate in candidates if (candidate / ".dvc").is_dir()), None)
 
 
 def make_index(index: Path) -> None:
@@ -310,16 +312,16 @@ def check_state(out: Path, state: Path) -> None:
     """Raise ConfigError if git would track the state directory once `begin_repository` has created
     a repository in the project folder `out`.
     """
-    there = next(folder for folder in (out, *out.parents) if folder.exists())
-    code, _ = git("-C", str(there), "rev-parse", "--git-dir")
+    existing_folder = next(folder for folder in (out, *out.parents) if folder.exists())
+    code, _ = git("-C", str(existing_folder), "rev-parse", "--git-dir")
     if code in (0, 127) or not state.resolve().is_relative_to(out.resolve()):
         return  # no repository will be created, or it will not contain the state directory
     ignored = IGNORED
     if (out / ".gitignore").is_file():
         ignored += (out / ".gitignore").read_text("utf-8", errors="replace")
-    place = state.resolve().relative_to(out.resolve())
+    relative_state = state.resolve().relative_to(out.resolve())
     names = {line.strip().strip("/") for line in ignored.splitlines()}
-    if names.isdisjoint(map(str, (place, *place.parents))):
+    if names.isdisjoint(map(str, (relative_state, *relative_state.parents))):
         raise would_be_tracked(state)
 
 
@@ -404,11 +406,11 @@ def workflow_text(epsilon: float, delta: float, unit: str, directory: str = "") 
     from sfumato.privacy.profile import bound_text
 
     text = Path(__file__).with_name("project_workflow.yaml").read_text("utf-8")
-    place = ""
+    defaults = ""
     if directory:
-        place = f"defaults:\n  run:\n    working-directory: {json.dumps(directory)}\n"
+        defaults = f"defaults:\n  run:\n    working-directory: {json.dumps(directory)}\n"
     return text.format(
-        epsilon=epsilon, delta=delta, unit=unit, shown=bound_text(delta, 3), place=place
+        epsilon=epsilon, delta=delta, unit=unit, shown=bound_text(delta, 3), place=defaults
     )
 
 

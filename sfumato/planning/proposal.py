@@ -56,7 +56,7 @@ class Row(TypedDict):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Known:
+class ProposalRequest:
     """The public facts about the images, and the owner's requests."""
 
     dataset_id: str
@@ -129,8 +129,8 @@ def sizes_of(side: int, longer: int, proportion: float) -> tuple[Size, ...]:
     """
     # Shorter side divided by longer side, rounded to quarters
     quarter = max(1, round(4 * min(proportion, 1 / proportion))) / 4
-    most = min(side / quarter, longer)
-    sides = [each for each in PROPOSALS["sides"] if each <= most] or [min(PROPOSALS["sides"])]
+    limit = min(side / quarter, longer)
+    sides = [each for each in PROPOSALS["sides"] if each <= limit] or [min(PROPOSALS["sides"])]
     sizes = []
     for each in sorted(sides, reverse=True):
         shorter = max(8, 4 * round(each * quarter / 4))
@@ -149,15 +149,15 @@ def rounded_size(count: int) -> int:
     return max(3, int(float(f"{count:.0e}")))
 
 
-def propose(known: Known, seconds: Seconds) -> Proposal:
-    """Propose parameters for images of the size `known.side`.
+def propose(request: ProposalRequest, seconds: Seconds) -> Proposal:
+    """Propose parameters for images of the size `request.side`.
 
     seconds: function that estimates the seconds of each stage on this machine. Raises ConfigError
     if no row of the table fits.
     """
-    row = row_for(known)
-    budget = 60 * known.minutes * PROPOSALS["reserve"]
-    longest = proposal(replace(known, minutes=math.inf), row, [row["params"]], 1.0, seconds)
+    row = row_for(request)
+    budget = 60 * request.minutes * PROPOSALS["reserve"]
+    longest = proposal(replace(request, minutes=math.inf), row, [row["params"]], 1.0, seconds)
     full_minutes = (
         min(longest.seconds, (longest.seconds - longest.judging) / (1 - JUDGING))
         / 60
@@ -166,18 +166,18 @@ def propose(known: Known, seconds: Seconds) -> Proposal:
     overlays = [row["params"]]
     for lighter in [{}, *row.get("lighter", [])]:
         overlays.append(lighter)
-        at = partial(proposal, known, row, overlays, seconds=seconds)
-        if at(0.0).seconds <= budget:
+        proposal_at = partial(proposal, request, row, overlays, seconds=seconds)
+        if proposal_at(0.0).seconds <= budget:
             break
     # 0: the first value of each setting in the row's `grows`; 1: the last value
     parts = [step / 128 for step in range(129)]
     return replace(
-        at(parts[bisect(parts[1:], budget, key=lambda part: at(part).seconds)]),
+        proposal_at(parts[bisect(parts[1:], budget, key=lambda part: proposal_at(part).seconds)]),
         full_minutes=full_minutes,
     )
 
 
-def proposals(known: Known, sides: Sequence[Size], seconds: Seconds) -> list[Proposal]:
+def proposals(request: ProposalRequest, sides: Sequence[Size], seconds: Seconds) -> list[Proposal]:
     """Make a proposal for each size that has a row in the table.
 
     A row with `on_request` is used only if there is a single size.
@@ -191,35 +191,36 @@ def proposals(known: Known, sides: Sequence[Size], seconds: Seconds) -> list[Pro
     by_size = []
     for side in ordered:
         with suppress(ConfigError):
-            one = replace(known, side=side)
-            if len(sides) == 1 or not row_for(one).get("on_request"):
-                by_size.append(propose(one, seconds))
+            sized_request = replace(request, side=side)
+            if len(sides) == 1 or not row_for(sized_request).get("on_request"):
+                by_size.append(propose(sized_request, seconds))
     if not by_size:
-        row_for(replace(known, side=ordered[0]))  # raises
-    longer = [max(both_sides(one.params.data.size or 0)) for one in by_size]
-    about = max(longer[0], known.longer), known.epsilon * known.size_hint
+        row_for(replace(request, side=ordered[0]))  # raises
+    longer = [max(both_sides(p.params.data.size or 0)) for p in by_size]
+    largest = max(longer[0], request.longer)
+    product = request.epsilon * request.size_hint
     by_size = [
-        replace(one, size_factor=size_factor(one.fit_length, side, *about))
-        for one, side in zip(by_size, longer, strict=True)
+        replace(p, size_factor=size_factor(p.fit_length, side, largest, product))
+        for p, side in zip(by_size, longer, strict=True)
     ]
-    best = max((one.size_factor for one in by_size if one.enough), default=0.0)
-    worth = (one for one in by_size if one.enough and one.size_factor >= 0.9 * best)
-    chosen = next(worth, by_size[-1])
-    return [chosen, *(one for one in by_size if one is not chosen)]
+    best = max((p.size_factor for p in by_size if p.enough), default=0.0)
+    eligible = (p for p in by_size if p.enough and p.size_factor >= 0.9 * best)
+    chosen = next(eligible, by_size[-1])
+    return [chosen, *(p for p in by_size if p is not chosen)]
 
 
-def row_for(known: Known) -> Row:
+def row_for(request: ProposalRequest) -> Row:
     rows: list[Row] = PROPOSALS["rows"]
     for row in rows:
         when = row["when"]
         low, high = when["side"]
-        fits = known.channels in when["channels"] and low <= max(both_sides(known.side)) <= high
-        fits &= when.get("several", False) == (known.data.get("labels") == SEVERAL)
-        if fits and when.get("public") in (None, "beside", known.public is not None):
+        fits = request.channels in when["channels"] and low <= max(both_sides(request.side)) <= high
+        fits &= when.get("several", False) == (request.data.get("labels") == SEVERAL)
+        if fits and when.get("public") in (None, "beside", request.public is not None):
             return row
-    colour = "colour" if known.channels == 3 else "grey"
-    kind = f"{colour} images of {by(known.side)}"
-    if known.public:
+    colour = "colour" if request.channels == 3 else "grey"
+    kind = f"{colour} images of {by(request.side)}"
+    if request.public:
         kind += " with public images"
     raise ConfigError(
         f"there is no proposal for {kind}: choose a recipe from `stage recipe list`, and write "
@@ -228,7 +229,7 @@ def row_for(known: Known) -> Row:
 
 
 def proposal(
-    known: Known, row: Row, overlays: Sequence[Layer], part: float, seconds: Seconds
+    request: ProposalRequest, row: Row, overlays: Sequence[Layer], part: float, seconds: Seconds
 ) -> Proposal:
     """Make a proposal from one row of the table.
 
@@ -236,65 +237,73 @@ def proposal(
     part: number from 0 to 1 that selects the value of each setting in the row's `grows`. 0 selects
     the setting's first value, 1 its last. The scale in between is logarithmic.
     """
-    content = reduce(overlaid, overlays, settings_of(known))
-    beside = known.public is not None and row["when"].get("public") == "beside"
+    content = reduce(overlaid, overlays, settings_of(request))
+    beside = request.public is not None and row["when"].get("public") == "beside"
     _, recipe = read_overlay(RECIPES, content["recipe"])
     runs: list[str] = (recipe | content)["run"]
     if beside:
         runs = [*runs, "select"]
         content = overlaid(content, PROPOSALS["beside"])
-    if not known.evaluate:
+    if not request.evaluate:
         runs = [name for name in runs if name != "evaluate"]
-    if beside or not known.evaluate:
+    if beside or not request.evaluate:
         content["run"] = runs
-    content = for_so_many(content, known, row, runs)
+    content = adapt_to_size(content, request, row, runs)
     for key, (first, last) in row["grows"].items():  # geometric interpolation, to two digits
         *sections, name = key.split(".")
         change: Layer = {name: int(float(f"{first * (last / first) ** part:.1e}"))}
         for section in reversed(sections):
             change = {section: change}
         content = overlaid(content, change)
-    content = with_images_of_the_release(content, known, runs, beside)
+    content = with_images_of_the_release(content, request, runs, beside)
     params = params_of(content, Path("params.yaml"))
-    expected = seconds(params)
-    allowed = JUDGING * 60 * known.minutes * PROPOSALS["reserve"]
-    if expected.get("evaluate", 0.0) > allowed:
-        steps = max(1, int((params.evaluate.steps or 0) * allowed / expected["evaluate"]))
+    stage_seconds = seconds(params)
+    allowed = JUDGING * 60 * request.minutes * PROPOSALS["reserve"]
+    if stage_seconds.get("evaluate", 0.0) > allowed:
+        steps = max(1, int((params.evaluate.steps or 0) * allowed / stage_seconds["evaluate"]))
         content = overlaid(content, {"evaluate": {"steps": steps}})
         params = params_of(content, Path("params.yaml"))
-        expected = seconds(params)
-    total = sum(expected.values())
-    enough = total <= 60 * known.minutes
+        stage_seconds = seconds(params)
+    total = sum(stage_seconds.values())
+    enough = total <= 60 * request.minutes
     return Proposal(
-        content, params, row["name"], part, total, expected.get("evaluate", 0.0), enough
+        content, params, row["name"], part, total, stage_seconds.get("evaluate", 0.0), enough
     )
 
 
-def settings_of(known: Known) -> Layer:
+def settings_of(request: ProposalRequest) -> Layer:
     """Return the settings that depend only on the images and the owner's answers."""
     data: Layer = {
-        "dataset_id": known.dataset_id,
+        "dataset_id": request.dataset_id,
         "source": "imagefolder",
-        "path": known.path,
-        "size": known.side,
-        "channels": known.channels,
-        **known.data,
+        "path": request.path,
+        "size": request.side,
+        "channels": request.channels,
+        **request.data,
     }
-    if known.fit != Data().fit:
-        data["fit"] = known.fit
-    if known.groups is not None:
-        data["groups"] = known.groups.model_dump(exclude_defaults=True)
-    privacy: Layer = {"epsilon": known.epsilon, "size_hint": known.size_hint, "accountant": "exact"}
-    if known.unit is not None:
-        privacy["unit"] = known.unit
+    if request.fit != Data().fit:
+        data["fit"] = request.fit
+    if request.groups is not None:
+        data["groups"] = request.groups.model_dump(exclude_defaults=True)
+    privacy: Layer = {
+        "epsilon": request.epsilon,
+        "size_hint": request.size_hint,
+        "accountant": "exact",
+    }
+    if request.unit is not None:
+        privacy["unit"] = request.unit
     content: Layer = {"recipe": None, "profile": None, "seed": 0, "data": data, "privacy": privacy}
-    if known.public is not None:
-        content["public"] = {"source": "imagefolder", "path": known.public, "declared_public": True}
+    if request.public is not None:
+        content["public"] = {
+            "source": "imagefolder",
+            "path": request.public,
+            "declared_public": True,
+        }
     return content
 
 
 def with_images_of_the_release(
-    content: Layer, known: Known, runs: Sequence[str], beside: bool
+    content: Layer, request: ProposalRequest, runs: Sequence[str], beside: bool
 ) -> Layer:
     """Set the numbers of released and selected images, their file formats, and the mark of their
     origin in these files.
@@ -305,31 +314,31 @@ def with_images_of_the_release(
     """
     # Only a new project may set `mark: files`. In an existing project, this would change the
     # release
-    drawn: Layer = {"mark": "files"}
-    changes: Layer = {"synthesize": drawn}
+    synthesize: Layer = {"mark": "files"}
+    changes: Layer = {"synthesize": synthesize}
     count = content["synthesize"]["count"]
     if beside:
-        images = max(2, int(known.public_images * PROPOSALS["beside_part"]))
+        images = max(2, int(request.public_images * PROPOSALS["beside_part"]))
         changes["select"] = {"images": images}
     elif "select" in runs:
-        count = min(count, max(2, int(known.public_images * PROPOSALS["public_part"])))
-        drawn["count"] = count
+        count = min(count, max(2, int(request.public_images * PROPOSALS["public_part"])))
+        synthesize["count"] = count
         changes["select"] = {"images": count}
-    if known.sided and "teacher" in runs:
+    if request.sided and "teacher" in runs:
         changes["teacher"] = {"flip": False}
     if count <= PROPOSALS["folders"]:
-        drawn["export"] = ["png"]
+        synthesize["export"] = ["png"]
     return overlaid(content, changes)
 
 
-def for_so_many(content: Layer, known: Known, row: Row, runs: Sequence[str]) -> Layer:
+def adapt_to_size(content: Layer, request: ProposalRequest, row: Row, runs: Sequence[str]) -> Layer:
     """Adapt the shares of the budget and the teacher's constants to ε and the number of images or
     persons. For few colour images, also apply the changes `few_colour` of the table.
     """
-    product = known.epsilon * known.size_hint
+    product = request.epsilon * request.size_hint
     if row.get("tuned_at"):
         rule = PROPOSALS["few_colour"]
-        if known.channels == 3 and known.size_hint <= rule["most"]:
+        if request.channels == 3 and request.size_hint <= rule["most"]:
             content = overlaid(content, rule["params"])
         effective = product / row["tuned_at"]
         rules = at_effective_epsilon(content["recipe"], effective)
@@ -337,24 +346,24 @@ def for_so_many(content: Layer, known: Known, row: Row, runs: Sequence[str]) -> 
             content, {name: section for name, section in rules.items() if name in runs}
         )
         teacher = content["teacher"]
-        most = teacher.get("dimension", TEACHER_CONSTANTS["auxiliary"]["dimension"][0])
-        fewer = {
+        max_dimension = teacher.get("dimension", TEACHER_CONSTANTS["auxiliary"]["dimension"][0])
+        teacher_changes = {
             "ridge": teacher.get("ridge", float(f"{small_sample('ridge', effective):.2g}")),
-            "dimension": min(most, int(small_sample("dimension", product))),
+            "dimension": min(max_dimension, int(small_sample("dimension", product))),
         }
-        content = overlaid(content, {"teacher": fewer})
+        content = overlaid(content, {"teacher": teacher_changes})
     share = max(float(content["count"]["noise"].rstrip("%")), small_sample("count", product))
     return overlaid(content, {"count": {"noise": f"{share:.2g}%"}})
 
 
-def small_sample(what: str, product: float) -> float:
+def small_sample(name: str, product: float) -> float:
     """Compute a value by a rule of the table `few` in `proposals.yaml`.
 
-    what: name of the rule;
+    name: name of the rule;
     product: number of images or persons, times ε. For the rule "ridge", the product is also divided
     by `tuned_at` of the chosen row of the table `rows`.
     """
-    rule = PROPOSALS["few"][what]
+    rule = PROPOSALS["few"][name]
     low, high = rule["within"]
     return float(min(max(rule["value"] * (product / rule["at"]) ** rule["power"], low), high))
 
@@ -375,9 +384,9 @@ def at_effective_epsilon(recipe: str, epsilon: float) -> Layer:
         return sections
     rules = Teacher.constants(str(content["teacher"].get("fitted_on", "public")), epsilon)
     rules["learning_rate"] *= min(epsilon, 1.0) ** 0.6  # fitted to brain MRI at ε = 1 and 10
-    plain = {
+    rounded_constants = {
         key: float(f"{value:.3g}")
         for key, value in rules.items()
         if key in ("learning_rate", "max_norm")
     }
-    return {**sections, "teacher": {**plain, "steps": rules["steps"]}}
+    return {**sections, "teacher": {**rounded_constants, "steps": rules["steps"]}}

@@ -46,27 +46,28 @@ def noise_requests(params: Params) -> dict[str, NoiseRequest]:
 
     Raises ConfigError unless exactly one query requests the rest of the budget.
     """
-    asks = {}
-    rests = []
+    requests = {}
+    rest_queries = []
     for name in filter(params.runs, QUERIES):
         settings = getattr(params, name)
         rate, uses = settings.sampling(params.privacy.size)
         multiplier = share = None
         if settings.noise == REST:
-            rests.append(name)
+            rest_queries.append(name)
         elif isinstance(settings.noise, str):
             share = float(settings.noise.rstrip("%")) / 100
         else:
             multiplier = settings.noise
-        asks[name] = NoiseRequest(
+        requests[name] = NoiseRequest(
             sample_rate=rate, uses=uses, noise_multiplier=multiplier, share=share
         )
-    if len(rests) != 1:
+    if len(rest_queries) != 1:
         raise ConfigError(
             f"recipe={params.recipe!r}: exactly one query must have `noise: rest`. Queries that "
-            f"have it: {', '.join(rests) or 'none'}. Queries in run: {', '.join(asks) or 'none'}"
+            f"have it: {', '.join(rest_queries) or 'none'}. Queries in run: "
+            f"{', '.join(requests) or 'none'}"
         )
-    return asks
+    return requests
 
 
 def make_plan(
@@ -88,7 +89,7 @@ def make_plan(
     check_consistent(params, card, public)
     privacy = params.privacy
     delta = checked_delta(privacy.delta, privacy.size, "privacy.")
-    brought = inherited_events(
+    inherited = inherited_events(
         records, privacy.epsilon, delta, privacy.protected, privacy.accountant
     )
     adjacency = ADD_OR_REMOVE_ONE
@@ -97,10 +98,10 @@ def make_plan(
     ):
         adjacency = ZERO_OUT_ONE
     mechanisms = calibrate(
-        noise_requests(params), privacy.epsilon, delta, privacy.accountant, adjacency, brought
+        noise_requests(params), privacy.epsilon, delta, privacy.accountant, adjacency, inherited
     )
     shares = shares_of_rdp({name: [m.event] for name, m in mechanisms.items()}, delta)
-    every = [*brought, *(m.event for m in mechanisms.values())]
+    events = [*inherited, *(m.event for m in mechanisms.values())]
     budget = {
         "recipe": params.recipe,
         "accountant": privacy.accountant,
@@ -108,7 +109,7 @@ def make_plan(
         "delta": delta,
         "size_hint": privacy.size,
         "target": privacy.epsilon,
-        "epsilon": epsilon(every, delta, privacy.accountant, adjacency),
+        "epsilon": epsilon(events, delta, privacy.accountant, adjacency),
         "stages": {
             name: (
                 vars(m)
@@ -145,12 +146,12 @@ def plan_digest(
     """
     stages = (*stages_before(name, params), name)
     reads = any("public" in params.inputs_of(n) for n in stages)
-    first = {
+    free_files = {
         n: {**files[n], "revision": 1}
         for n in stages
         if n not in QUERIES and "revision" in files[n]
     }
-    settings = {n: settings_digest(first.get(n, files[n])) for n in stages}
+    settings = {n: settings_digest(free_files.get(n, files[n])) for n in stages}
     return digest_of(
         {"settings": settings, "public": asdict(public) if reads and public is not None else None}
     )
@@ -211,12 +212,12 @@ def warnings_of(params: Params, delta: float, classes: int) -> Iterator[str]:
         )
         yield f"privacy.size_hint={hint} looks like an exact count, which is private: {remedy}"
     noise = params.count.noise
-    usual = hint / classes
-    if params.runs("count") and not isinstance(noise, str) and noise > 0.1 * usual:
+    images_per_class = hint / classes
+    if params.runs("count") and not isinstance(noise, str) and noise > 0.1 * images_per_class:
         remedy = "set a share, such as count.noise: 1%, before the first release"
         yield (
             f"count.noise={noise:g} is large compared with the number of images per class, about "
-            f"{usual:.3g}: {remedy}"
+            f"{images_per_class:.3g}: {remedy}"
         )
 
 
@@ -281,16 +282,16 @@ def policy_of(plan: Plan) -> SpendingPolicy:
     )
 
 
-def plan_texts(plan: Plan, before: Path | None = None) -> dict[str, str]:
+def plan_texts(plan: Plan, last_folder: Path | None = None) -> dict[str, str]:
     """Return the text of each file of the plan, by name. Equal plans have equal texts.
 
-    before: folder of the last plan. If a file in it has equal content, its text is returned
+    last_folder: folder of the last plan. If a file in it has equal content, its text is returned
     unchanged.
     """
     texts = {
         file: (
-            (before / file).read_text("utf-8")
-            if before and holds(before / file, content)
+            (last_folder / file).read_text("utf-8")
+            if last_folder and holds(last_folder / file, content)
             else as_yaml(content)
         )
         for file, content in ((f"{stage}.yaml", content) for stage, content in plan.files.items())

@@ -39,9 +39,9 @@ class Holder:
         if not is_running(self.process, self.written + SERVER_SKEW):
             return False
         with suppress(psutil.AccessDenied):
-            given = " ".join(psutil.Process(self.process).cmdline()).split()
+            process_words = " ".join(psutil.Process(self.process).cmdline()).split()
             words = self.command.split()
-            return len(words) < 2 or given[-1:] == words[-1:]
+            return len(words) < 2 or process_words[-1:] == words[-1:]
         return True
 
 
@@ -53,11 +53,13 @@ def holders(folder: Path = Path()) -> list[Holder]:
     lock = folder / RUNNING
     written = lock.stat().st_mtime
     content = read_json(lock)
-    named = [(path, one) for path, readers in content.get("read", {}).items() for one in readers]
-    named += content.get("write", {}).items()
+    entries = [
+        (path, entry) for path, readers in content.get("read", {}).items() for entry in readers
+    ]
+    entries += content.get("write", {}).items()
     return [
-        Holder(process=one["pid"], command=one["cmd"], path=Path(path), written=written)
-        for path, one in named
+        Holder(process=entry["pid"], command=entry["cmd"], path=Path(path), written=written)
+        for path, entry in entries
     ]
 
 

@@ -35,7 +35,7 @@ class WorkCount(TorchDispatchMode):
         self.operations += CALL
         if not func.is_view:
             self.operations += WRITTEN * sum(
-                one.numel() for one in tree_leaves(out) if isinstance(one, Tensor)
+                tensor.numel() for tensor in tree_leaves(out) if isinstance(tensor, Tensor)
             )
         if (count := flop_registry.get(func._overloadpacket)) is not None:
             self.operations += count(*args, **(kwargs or {}), out_val=out)

@@ -19,7 +19,7 @@ from sfumato.data.labels_and_ids import Unclear
 from sfumato.data.series import in_slices
 from sfumato.data.sources import read_source
 from sfumato.errors import DataError
-from sfumato.planning.create import understood
+from sfumato.planning.create import survey_lines
 from sfumato.settings.data import Data, Groups, Volume
 from sfumato.settings.options import ALL
 
@@ -303,7 +303,7 @@ def test_the_owner_is_warned_of_burned_in_text(tmp_path):
     seen = survey(root, range=SPAN, classes=ALL)
     assert seen.facts.burned_in == 3
     warning = "burned into the pixels (according to their headers): 3"
-    assert any(warning in line for line in understood(seen))
+    assert any(warning in line for line in survey_lines(seen))
 
 
 def test_a_table_that_names_all_folders_defines_the_classes(tmp_path):

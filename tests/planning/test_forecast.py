@@ -20,7 +20,7 @@ def test_more_units_epsilon_or_fit_never_lower_the_forecast(kind):
     assert lengths[2] == 1
     assert parts[:3] == sorted(parts[:3]) and parts[2::3] == sorted(parts[2::3])
     for product in (10, 1e3, 1e5):
-        low, part, high = (expected_part(kind, product, sure=sure) for sure in (-1, 0, 1))
+        low, part, high = (expected_part(kind, product, spreads=spreads) for spreads in (-1, 0, 1))
         assert 0 < low < part < high < 1
         shown = f"{level_of(part)}, {100 * part:.0f} % ({100 * low:.0f} to {100 * high:.0f})"
         assert forecast(kind, 1000, product / 1000, 1) == shown

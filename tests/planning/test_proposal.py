@@ -13,12 +13,19 @@ from small_plan import card, params
 
 from sfumato.errors import ConfigError
 from sfumato.generators.network import Generator
-from sfumato.planning.proposal import PROPOSALS, Known, proposals, propose, rounded_size, sizes_of
+from sfumato.planning.proposal import (
+    PROPOSALS,
+    ProposalRequest,
+    proposals,
+    propose,
+    rounded_size,
+    sizes_of,
+)
 from sfumato.planning.resolve import make_plan, noise_requests
 from sfumato.privacy.accountant import calibrate, default_delta
 from sfumato.settings import recipes
 
-GREY = Known(
+GREY = ProposalRequest(
     dataset_id="set",
     path="/images",
     side=28,

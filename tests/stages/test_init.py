@@ -23,7 +23,7 @@ import sfumato
 from sfumato.data import decoding
 from sfumato.planning import create, estimate
 from sfumato.planning import project as project_module
-from sfumato.planning.create import Owner, choose_name, understood
+from sfumato.planning.create import Owner, choose_name, survey_lines
 from sfumato.planning.folder import prepare_images
 from sfumato.privacy.accountant import default_delta
 from sfumato.privacy.odometer import Odometer
@@ -380,13 +380,13 @@ def test_the_time_of_reading_images_is_not_in_the_parameters(init, tmp_path, mon
     write_shapes(tmp_path / "in")
     clock = [0.0]
     wait = [0.0]
-    real = create.survey
+    real = create.survey_images
 
     def slow(options, state):
         clock[0] += wait[0]
         return real(options, state)
 
-    monkeypatch.setattr(create, "survey", slow)
+    monkeypatch.setattr(create, "survey_images", slow)
     monkeypatch.setattr("time.process_time", lambda: clock[0])
     found = []
     for wait[0] in (0.0, 10_000.0):  # 10 000 s are more than the 15 minutes
@@ -518,7 +518,7 @@ def test_a_terminal_shows_pictures_per_class_and_hold_out(desk, init, tmp_path):
     found = survey(root)
     assert [
         line.strip()
-        for line in understood(replace(found, groups=Groups(column="patient"), persons=9))
+        for line in survey_lines(replace(found, groups=Groups(column="patient"), persons=9))
     ] == [
         "local    27 images in 3 classes",
         *(
@@ -529,7 +529,8 @@ def test_a_terminal_shows_pictures_per_class_and_hold_out(desk, init, tmp_path):
         ),
         "└─ hold-out: chosen by a secret key, about 5 images, too few to judge the release",
     ]
-    assert [*understood(replace(found, held_out=30))][-1].strip() == "└─ hold-out: test/, 30 images"
+    *_, last = survey_lines(replace(found, held_out=30))
+    assert last.strip() == "└─ hold-out: test/, 30 images"
     assert "├─ disc" not in init(), "a log"
     desk.terminal = True
     init("--force", "├─ disc: 3, too few to learn from")

@@ -13,7 +13,13 @@ from test_init import ROOT, write_shapes
 
 import sfumato
 from sfumato.errors import ConfigError, SfumatoError
-from sfumato.planning.create import Owner, ask_for_groups, look, look_for_persons, propose_project
+from sfumato.planning.create import (
+    Owner,
+    ask_for_groups,
+    look_for_persons,
+    propose_project,
+    survey_and_ask,
+)
 from sfumato.settings.data import Groups
 from sfumato.settings.options import InitOptions
 
@@ -151,7 +157,7 @@ def answering(*answers: object) -> Owner:
 def test_an_answer_that_is_not_valid_is_asked_for_again(here, tmp_path):
     images = write_shapes(tmp_path / "in", each=12)
     options = InitOptions(images=images)
-    _, seen = look(options, Owner(), here)
+    _, seen = survey_and_ask(options, Owner(), here)
     found = ask_for_groups(seen, options, answering(True, "(", "(a)(b)", r"^(\d+)\."))
     assert found.groups == Groups(pattern=r"^(\d+)\.")
     assert look_for_persons(seen, options, answering(False), here)[1] == "image"
@@ -181,7 +187,7 @@ def test_no_confirmation_is_written_that_the_owner_did_not_give(here, tmp_path):
     """
     images = write_shapes(tmp_path / "in", each=12)
     options = InitOptions(images=images)
-    _, seen = look(options, Owner(), here)
+    _, seen = survey_and_ask(options, Owner(), here)
     assert look_for_persons(seen, options, answering(True, "(", "alone"), here)[1] is None
 
 
