@@ -9,7 +9,7 @@ from PIL import Image
 from small_plan import card, params
 from test_recipes import SMALL
 
-from sfumato.planning.brief import released
+from sfumato.planning.brief import release_facts
 from sfumato.privacy.ledger import read_ledger
 from sfumato.release.report import what_it_means
 from sfumato.settings.recipes import overlaid
@@ -120,5 +120,5 @@ def test_public_images_are_counted_as_the_release_counts(synthesize, words):
     made = SimpleNamespace(
         params=params(synthesize={"count": 600, **synthesize}), card=card(), mechanisms={}
     )
-    shared = released(made)
+    shared = release_facts(made)
     assert shared["images"] == "600" and shared["kind"].startswith(words)
