@@ -72,7 +72,7 @@ def problems(setup: Setup) -> Problems:
                 remedy = "use a larger public set"
             yield (
                 f"select.images={settings.images} does not fit {images} public images and "
-                f"{sensitive} sensitive classes, each of which needs a public image: {remedy}"
+                f"{sensitive} sensitive classes. Each class needs a public image: {remedy}"
             )
     elif setup.params.runs("histogram") and setup.params.histogram.per_class:
         number = number_to_keep(settings, classes)
