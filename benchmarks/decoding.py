@@ -38,7 +38,7 @@ def watch():
 watcher = threading.Thread(target=watch)
 watcher.start()
 began = time.process_time()
-same = len(np.intersect1d(*map(duplicates.by_content, (fresh, other))))
+same = len(np.intersect1d(*map(duplicates.content_hashes, (fresh, other))))
 alike = duplicates.resized_copies(fresh, other)
 seconds = time.process_time() - began
 done = True

@@ -47,8 +47,8 @@ class Card(Exact):
 
         A `unit` of "image" and `labels` of "one" are the defaults, and are left out.
         """
-        usual = ("unit", IMAGE), ("labels", "one")
-        return {key: value for key, value in asdict(self).items() if (key, value) not in usual}
+        defaults = ("unit", IMAGE), ("labels", "one")
+        return {key: value for key, value in asdict(self).items() if (key, value) not in defaults}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,15 +65,15 @@ class PublicCard(Exact):
     images: Annotated[int, Field(ge=0)] = 0
 
 
-def card_at(path: Path, what: str, fix: str) -> AbstractContextManager[None]:
+def card_at(path: Path, expected: str, fix: str) -> AbstractContextManager[None]:
     """Return a context that raises DataError if the file `path` is missing or invalid.
 
-    what: expected content of the file, such as "a data card";
+    expected: content that the file should have, such as "a data card";
     fix: how to write the file, such as "run `stage prepare public`".
     """
     missing = missing_text(path, f"{path} is missing: {fix} first")
     return explained(
-        DataError, lambda error: f"{path} is not {what} ({error}): {fix} again", missing=missing
+        DataError, lambda error: f"{path} is not {expected} ({error}): {fix} again", missing=missing
     )
 
 

@@ -28,15 +28,15 @@ def check_codestream(frame: bytes, name: str) -> None:
         (channels,) = struct.unpack_from(">H", frame, start + 40)
         check_picture(name, bottom - top, right - left, channels, itemsize=2)
     elif frame[:2] == b"\xff\xd8":
-        place = 2
-        while place + 10 <= len(frame) and frame[place] == 0xFF:
+        offset = 2
+        while offset + 10 <= len(frame) and frame[offset] == 0xFF:
             marker, length, bits, height, width, channels = struct.unpack_from(
-                ">BHBHHB", frame, place + 1
+                ">BHBHHB", frame, offset + 1
             )
             if (0xC0 <= marker <= 0xCF and marker not in NO_FRAME) or marker == JPEG_LS_FRAME:
                 check_picture(name, height, width, channels, -(-bits // 8))
                 return
-            place += 2 + length
+            offset += 2 + length
 
 
 def codestream_of(content: bytes) -> bytes:
@@ -45,19 +45,19 @@ def codestream_of(content: bytes) -> bytes:
     The file is either a bare codestream, or a JP2 file, which has the codestream in a box. Raises
     ValueError or struct.error if the file has no codestream.
     """
-    place = 0
-    while not content.startswith(JPEG_2000, place):
-        length, kind = struct.unpack_from(">I4s", content, place)
+    offset = 0
+    while not content.startswith(JPEG_2000, offset):
+        length, kind = struct.unpack_from(">I4s", content, offset)
         header = 8
         if length == 1:
-            (length,) = struct.unpack_from(">Q", content, place + header)
+            (length,) = struct.unpack_from(">Q", content, offset + header)
             header = 16
         if kind == b"jp2c":
-            return content[place + header :]
+            return content[offset + header :]
         if length < header:
             raise ValueError("it has no codestream")
-        place += length
-    return content[place:]
+        offset += length
+    return content[offset:]
 
 
 def depth_of(stream: bytes) -> int:
@@ -102,8 +102,8 @@ def check_deflated(file: BinaryIO, name: str) -> None:
     from pydicom.uid import DeflatedExplicitVRLittleEndian
 
     read_preamble(file, force=True)
-    about = read_dataset(file, False, True, stop_when=lambda tag, kind, length: tag >> 16 != 2)
-    if about.get("TransferSyntaxUID") == DeflatedExplicitVRLittleEndian:
+    file_meta = read_dataset(file, False, True, stop_when=lambda tag, kind, length: tag >> 16 != 2)
+    if file_meta.get("TransferSyntaxUID") == DeflatedExplicitVRLittleEndian:
         inflater = zlib.decompressobj(-zlib.MAX_WBITS)
         size = 0
         content = file.read(2**16)

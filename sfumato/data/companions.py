@@ -34,18 +34,18 @@ def companions_in(names: Sequence[str], folders: Sequence[str]) -> Companions | 
     A picture accompanies another picture of its folder if the two names are equal apart from a word
     such as mask. folders: folder of each picture, in the order of `names`.
     """
-    words = [name_words(name) for name in names]
-    of_others = {
-        (folder, without(PLAIN, own)): name
-        for name, folder, own in zip(names, folders, words, strict=True)
-        if not any(map(COMPANION.fullmatch, own))
+    word_lists = [name_words(name) for name in names]
+    candidates = {
+        (folder, without(PLAIN, words)): name
+        for name, folder, words in zip(names, folders, word_lists, strict=True)
+        if not any(map(COMPANION.fullmatch, words))
     }
     pairs = []
-    for name, folder, own in zip(names, folders, words, strict=True):
-        found = (
-            of_others[folder, key] for key in companion_keys(own) if (folder, key) in of_others
+    for name, folder, words in zip(names, folders, word_lists, strict=True):
+        matches = (
+            candidates[folder, key] for key in companion_keys(words) if (folder, key) in candidates
         )
-        pairs += [(name, other) for other in [*found][:1]]
+        pairs += [(name, match) for match in [*matches][:1]]
     if not pairs:
         return None
     return Companions(len(pairs), pairs[0])
@@ -57,19 +57,19 @@ def name_words(name: str) -> Words:
     return tuple(re.findall(r"[^\W\d_]+|\d+", spaced.lower()))
 
 
-def without(words: re.Pattern[str], own: Words) -> Words:
-    return tuple(word for word in own if not words.fullmatch(word))
+def without(pattern: re.Pattern[str], words: Words) -> Words:
+    return tuple(word for word in words if not pattern.fullmatch(word))
 
 
-def companion_keys(own: Words) -> Iterator[Words]:
+def companion_keys(words: Words) -> Iterator[Words]:
     """Yield the two sequences of words that the name of the accompanied picture may have.
 
-    own: words in the name of a mask or another companion. The first sequence has all of these words
-    except the words of COMPANION. The second sequence has only the words before the first word of
-    COMPANION, because a number after that word may count masks. Both leave out the words of PLAIN,
-    such as image.
+    words: words in the name of a mask or another companion. The first sequence has all of these
+    words except the words of COMPANION. The second sequence has only the words before the first
+    word of COMPANION, because a number after that word may count masks. Both leave out the words of
+    PLAIN, such as image.
     """
-    places = [place for place, word in enumerate(own) if COMPANION.fullmatch(word)]
-    if places:
-        yield without(PLAIN, without(COMPANION, own))
-        yield without(PLAIN, own[: places[0]])
+    positions = [position for position, word in enumerate(words) if COMPANION.fullmatch(word)]
+    if positions:
+        yield without(PLAIN, without(COMPANION, words))
+        yield without(PLAIN, words[: positions[0]])

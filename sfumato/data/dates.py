@@ -58,11 +58,11 @@ def date_parts(text: str, orders: Iterable[str]) -> tuple[str, list[str]]:
     part of the date, a separator, the second part, a separator, the third part, and the rest of the
     text.
     """
-    order, found = next(
-        (order, found) for order in orders if (found := DATE_PATTERNS[order].match(text))
+    order, match = next(
+        (order, match) for order in orders if (match := DATE_PATTERNS[order].match(text))
     )
-    parts = [part for part in found.groups() if part is not None]
-    return order, [*parts, text[found.end() :]]
+    parts = [part for part in match.groups() if part is not None]
+    return order, [*parts, text[match.end() :]]
 
 
 def orders_in(dates: Iterable[str]) -> Sequence[str]:
@@ -81,39 +81,39 @@ def move_date(text: str, days: timedelta, orders: Iterable[str]) -> str:
     orders: possible orders of day, month and year; the first one that fits the date is used.
     """
     order, parts = date_parts(text, orders)
-    own = dict(zip(order, parts[::2], strict=True))
-    month = place_of_month(own["m"])
-    first = date(int(f"20{own['y']}"[-4:]), month % 12 + 1, 1)
-    day = first + timedelta(days=int(own["d"]) - 1) - days
+    old_parts = dict(zip(order, parts[::2], strict=True))
+    month = month_index(old_parts["m"])
+    first = date(int(f"20{old_parts['y']}"[-4:]), month % 12 + 1, 1)
+    day = first + timedelta(days=int(old_parts["d"]) - 1) - days
     name = MONTHS[month - month % 12 + day.month - 1]
-    if own["m"].isdecimal():
-        name = str(day.month).zfill(len(own["m"]))
-    elif len(own["m"]) == 3:
+    if old_parts["m"].isdecimal():
+        name = str(day.month).zfill(len(old_parts["m"]))
+    elif len(old_parts["m"]) == 3:
         name = name[:3]
-    written = {
-        "y": str(day.year)[-len(own["y"]) :],
-        "m": in_case_of(own["m"], name),
-        "d": str(day.day).zfill(len(own["d"])),
+    new_parts = {
+        "y": str(day.year)[-len(old_parts["y"]) :],
+        "m": in_case_of(old_parts["m"], name),
+        "d": str(day.day).zfill(len(old_parts["d"])),
     }
-    parts[::2] = [written[key] for key in order]
+    parts[::2] = [new_parts[key] for key in order]
     return "".join(parts)
 
 
-def place_of_month(text: str) -> int:
+def month_index(text: str) -> int:
     """Return the index of a month in MONTHS, given its number or its name."""
     if text.isdecimal():
         return int(text) - 1
     return next(
-        place
-        for place, name in enumerate(MONTHS)
+        index
+        for index, name in enumerate(MONTHS)
         if re.fullmatch(f"{name}|{name[:3]}", text, re.IGNORECASE)
     )
 
 
-def in_case_of(word: str, other: str) -> str:
-    """Write `other` in the case of `word`: all capitals, a first capital, or small letters."""
+def in_case_of(word: str, text: str) -> str:
+    """Write `text` in the case of `word`: all capitals, a first capital, or small letters."""
     if word.isupper():
-        return other.upper()
+        return text.upper()
     if word[0].isupper():
-        return other.capitalize()
-    return other
+        return text.capitalize()
+    return text

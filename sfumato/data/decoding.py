@@ -114,8 +114,8 @@ def format_at(file: Path | Member) -> Format | None:
         return link_format(file)
     if not isinstance(file, Path):
         return format_of(file.opened().read(HEAD))
-    with reading(file) as opened:
-        return format_of(opened.read(HEAD))
+    with reading(file) as stream:
+        return format_of(stream.read(HEAD))
 
 
 @contextmanager
@@ -172,14 +172,14 @@ def decode(path: PictureFile, span: Span | None = None) -> np.ndarray:
     formats = "AVIF BMP DIB GIF JPEG JPEG2000 PCX PNG PPM QOI TGA TIFF WEBP"
     Image.init()
     # Formats that the installed Pillow supports
-    known = [form for form in formats.split() if form in Image.OPEN]
+    supported = [form for form in formats.split() if form in Image.OPEN]
     with (
         naming_formats(path),
         readable(f"{path} cannot be read as an image"),
         open_picture(path) as file,
     ):
         try:
-            opened = Image.open(file, formats=known)
+            picture = Image.open(file, formats=supported)
         except Image.DecompressionBombError as error:
             raise DataError(
                 f"{path} is too large ({error}): reduce its size, or remove it."
@@ -196,25 +196,25 @@ def decode(path: PictureFile, span: Span | None = None) -> np.ndarray:
         # `is_animated` is used instead of `n_frames`, which would read all frames. In an MPO, only
         # the first frame is used: the others are previews of a phone's photograph, or other views
         # of the scene
-        if getattr(opened, "is_animated", False) and opened.format != "MPO":
+        if getattr(picture, "is_animated", False) and picture.format != "MPO":
             raise DataError(
                 f"{path} contains several frames: choose one, and save it in a separate file."
             )
-        with room_for_picture(str(path), opened.height, opened.width, *pixel_form(opened)):
-            if (shown := decode_deep(opened, file, span, str(path))) is not None:
-                return shown
-            return flattened(opened, str(path))
+        with room_for_picture(str(path), picture.height, picture.width, *pixel_form(picture)):
+            if (pixels := decode_deep(picture, file, span, str(path))) is not None:
+                return pixels
+            return flattened(picture, str(path))
 
 
-def pixel_form(opened: Image.Image) -> tuple[int, int]:
+def pixel_form(picture: Image.Image) -> tuple[int, int]:
     """Return the number of channels and the bytes per value of a picture after decoding."""
-    if opened.has_transparency_data or opened.mode == "P":
+    if picture.has_transparency_data or picture.mode == "P":
         return 4, 1
-    channels = len(opened.getbands())
+    channels = len(picture.getbands())
     # The file has 16 bits per value. Pillow would keep only 8 of them; `decode_deep` keeps all.
-    if any(str(tile.args).endswith("16B") for tile in getattr(opened, "tile", ())):
+    if any(str(tile.args).endswith("16B") for tile in getattr(picture, "tile", ())):
         return channels, 2
-    return channels, np.dtype(ImageMode.getmode(opened.mode).typestr).itemsize
+    return channels, np.dtype(ImageMode.getmode(picture.mode).typestr).itemsize
 
 
 def flattened(picture: Image.Image, name: str) -> np.ndarray:
@@ -243,8 +243,8 @@ def decoded(
     The result is the picture, converted as requested, or an error that states why this picture
     cannot be used. An error that concerns other files too, such as a missing setting, is raised.
     """
-    for picture, converted in in_threads(files, form):
-        form.converted.update(converted)
+    for picture, conversions in in_threads(files, form):
+        form.converted.update(conversions)
         yield picture
 
 
@@ -263,7 +263,7 @@ def in_threads(
             busy.extend(threads.submit(picture_of, file, form) for file in islice(rest, 1))
 
 
-def with_progress(items: Iterable, total: int, what: str = "preparing") -> Iterator:
+def with_progress(items: Iterable, total: int, description: str = "preparing") -> Iterator:
     """Yield the items, and show a progress bar if standard error is a terminal.
 
     A bar in a log would reveal the number of items.
@@ -272,7 +272,7 @@ def with_progress(items: Iterable, total: int, what: str = "preparing") -> Itera
     from rich.progress import track
 
     yield from track(
-        items, what, total, console=Console(stderr=True), disable=not sys.stderr.isatty()
+        items, description, total, console=Console(stderr=True), disable=not sys.stderr.isatty()
     )
 
 

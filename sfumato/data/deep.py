@@ -97,10 +97,10 @@ def eight_bits(
 
 
 @contextmanager
-def readable(what: str, fix: str = "repair or remove it") -> Iterator[None]:
+def readable(problem: str, fix: str = "repair or remove it") -> Iterator[None]:
     """Return a context that raises DataError in place of a decoder's exception for damaged bytes.
 
-    what: beginning of the message; fix: instruction at its end.
+    problem: beginning of the message; fix: instruction at its end.
 
     An OSError without an error number comes from a decoder, so it counts as damage. An OSError with
     the number EINVAL does too, because damaged bytes can contain an invalid offset. Any other
@@ -115,8 +115,8 @@ def readable(what: str, fix: str = "repair or remove it") -> Iterator[None]:
         if isinstance(error, OSError) and error.errno not in (None, EINVAL):
             raise
         if lacks_memory(error):
-            raise MemoryError(what) from error
-        raise DataError(f"{what} ({reason_of(error)}): {fix}.") from error
+            raise MemoryError(problem) from error
+        raise DataError(f"{problem} ({reason_of(error)}): {fix}.") from error
 
 
 def installed(extra: str, name: str) -> AbstractContextManager[None]:
@@ -134,54 +134,54 @@ def installed(extra: str, name: str) -> AbstractContextManager[None]:
 
 
 def decode_deep(
-    opened: ImageFile, file: BinaryIO, span: Span | None, name: str
+    picture: ImageFile, file: BinaryIO, span: Span | None, name: str
 ) -> np.ndarray | None:
     """Decode a picture with more than 8 bits, or with signed values, into (H, W, C) uint8.
 
     The values are converted by `eight_bits`. Returns None for any other picture.
 
-    opened: the picture as Pillow opened it. If Pillow would keep only 8 bits per value, another
+    picture: the picture as Pillow opened it. If Pillow would keep only 8 bits per value, another
     library decodes `file` instead.
     """
-    if opened.format == "JPEG2000":
-        return decode_jpeg_2000(opened, file, span, name)
-    tags = getattr(opened, "tag_v2", {})
+    if picture.format == "JPEG2000":
+        return decode_jpeg_2000(picture, file, span, name)
+    tags = getattr(picture, "tag_v2", {})
     # Maximum value that the header of a PPM states. Pillow scales the pixels to a maximum of 255 or
     # 65535, which is undone below. Other formats get 255, which means 8 bits
     white = 255
-    if opened.format == "PPM" and opened.tile[0].codec_name.startswith("ppm"):
-        args = opened.tile[0].args
+    if picture.format == "PPM" and picture.tile[0].codec_name.startswith("ppm"):
+        args = picture.tile[0].args
         assert isinstance(args, tuple)
         white = args[1]
-    if opened.mode.startswith("I;16") or opened.mode in ("I", "F"):
-        ImageOps.exif_transpose(opened, in_place=True)
-        values = np.asarray(opened)
+    if picture.mode.startswith("I;16") or picture.mode in ("I", "F"):
+        ImageOps.exif_transpose(picture, in_place=True)
+        values = np.asarray(picture)
         if (
-            opened.format == "TIFF"
-            and opened.mode == "I"
+            picture.format == "TIFF"
+            and picture.mode == "I"
             and tags.get(Tag.SampleFormat, (1,)) == (1,)
         ):
             values = values.view(np.uint32)  # in mode I, Pillow reads unsigned values as signed
-        if opened.mode == "I" and white > 255:
+        if picture.mode == "I" and white > 255:
             values = np.rint(values * (white / 65535))
         return eight_bits(
             values, span, name, inverted=tags.get(Tag.PhotometricInterpretation) == MIN_IS_WHITE
         )
     # A PNG with 16 bits per value has such a tile. A WebP has an empty list `tile`, so `deep_png`
     # is False, which is correct, because a WebP has at most 8 bits per value
-    deep_png = any(str(tile.args).endswith("16B") for tile in opened.tile)
+    deep_png = any(str(tile.args).endswith("16B") for tile in picture.tile)
     bits = max(tags.get(Tag.BitsPerSample, (white.bit_length(), 16 * deep_png)))
-    if opened.format == "TIFF":
+    if picture.format == "TIFF":
         check_bands(tags.get(Tag.ExtraSamples, ()), name)
     # In the remaining modes, Pillow reads signed values as unsigned
     signed = SIGNED in tags.get(Tag.SampleFormat, ())
     if bits <= 8 and not signed:
         return None
-    if opened.format == "TIFF":
+    if picture.format == "TIFF":
         return decode_tiff(file, span, name)
-    if opened.format != "PNG":
+    if picture.format != "PNG":
         raise DataError(f"{name} has {bits} bits per value: save it as a PNG or TIFF.")
-    if opened.getexif().get(Tag.Orientation, 1) != 1:
+    if picture.getexif().get(Tag.Orientation, 1) != 1:
         raise DataError(
             f"{name} has {bits} bits per value, and its EXIF orientation rotates or mirrors it: "
             "rotate or mirror the pixels instead, and remove the orientation."
@@ -206,7 +206,7 @@ def check_bands(extra: Sequence[int], name: str) -> None:
 
 
 def decode_jpeg_2000(
-    opened: ImageFile, file: BinaryIO, span: Span | None, name: str
+    picture: ImageFile, file: BinaryIO, span: Span | None, name: str
 ) -> np.ndarray | None:
     """Decode a grey JPEG 2000 with more than 8 bits into (H, W, 1) uint8.
 
@@ -217,7 +217,7 @@ def decode_jpeg_2000(
     stream = codestream_of(content)
     check_codestream(stream, name)
     bits = depth_of(stream)
-    if bits > 8 and len(opened.getbands()) > 1:
+    if bits > 8 and len(picture.getbands()) > 1:
         raise DataError(
             f"{name} is a JPEG 2000 in colour with {bits} bits per value: save it as a PNG or TIFF."
         )
@@ -245,12 +245,12 @@ def decode_tiff(file: BinaryIO, span: Span | None, name: str) -> np.ndarray:
         page: Any = tiff.pages[0]
         check_bands(page.extrasamples, name)
         # Y: rows, X: columns, S: channels
-        plain = len(tiff.pages) == 1 and page.axes in ("YX", "YXS", "SYX")
-        plain = plain and page.tags.valueof("Orientation", 1) == 1
-        if not plain or page.samplesperpixel not in channels.get(page.photometric, ()):
-            held = f"{len(tiff.pages)} frame(s), {page.photometric.name}, of shape {page.shape}"
+        supported = len(tiff.pages) == 1 and page.axes in ("YX", "YXS", "SYX")
+        supported = supported and page.tags.valueof("Orientation", 1) == 1
+        if not supported or page.samplesperpixel not in channels.get(page.photometric, ()):
+            content = f"{len(tiff.pages)} frame(s), {page.photometric.name}, of shape {page.shape}"
             raise DataError(
-                f"{name} contains {held}: save one frame in grey or RGB, with or without alpha. "
+                f"{name} contains {content}: save one frame in grey or RGB, with or without alpha. "
                 "Its tag Orientation must be 1 or absent."
             )
         with room_for_picture(
@@ -288,13 +288,15 @@ def once_per_file(read: Callable[[Path], T]) -> Callable[[Path], T]:
     """
 
     @lru_cache(maxsize=2**17)
-    def kept(path: Path, *_: int) -> T:
+    def read_once(path: Path, *_: int) -> T:
         return read(path)
 
     @wraps(read)
     def cached(path: Path) -> T:
-        state = path.stat()
-        return kept(path, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
+        status = path.stat()
+        return read_once(
+            path, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+        )
 
     return cached
 
@@ -315,8 +317,8 @@ def read_dicom(path: Path, **options: Any) -> Dataset:
     with installed("dicom", str(path)):
         from pydicom import dcmread
 
-    wrong = f"{path} cannot be read as DICOM"
-    with readable(wrong), reading(path), BoundedReader(path, LARGEST_PICTURE) as file:
+    problem = f"{path} cannot be read as DICOM"
+    with readable(problem), reading(path), BoundedReader(path, LARGEST_PICTURE) as file:
         check_deflated(file, str(path))
         return dcmread(file, **options)
 
@@ -384,23 +386,26 @@ def with_frame(path: Path, header: Dataset, frame: int) -> Dataset:
         if syntax.is_encapsulated:
             content = encapsulate([get_frame(file, frame, number_of_frames=frames)])
         else:
-            expected = get_expected_length(header)
-            if header.PhotometricInterpretation == "YBR_FULL_422" and length >= expected * 3 // 2:
+            expected_length = get_expected_length(header)
+            if (
+                header.PhotometricInterpretation == "YBR_FULL_422"
+                and length >= expected_length * 3 // 2
+            ):
                 raise ValueError(
                     f"the pixels have {length} bytes, but with the stated YBR_FULL_422, they would "
-                    f"have {expected}: the values are RGB or YBR_FULL"
+                    f"have {expected_length}: the values are RGB or YBR_FULL"
                 )
-            size = expected // frames
+            size = expected_length // frames
             file.seek(frame * size, SEEK_CUR)
             content = file.read(size)
         setattr(header, keyword_for_tag((group << 16) + element), content)
         header.NumberOfFrames = 1
-        for groups, place in (
+        for groups, index in (
             ("SharedFunctionalGroupsSequence", 0),
             ("PerFrameFunctionalGroupsSequence", frame),
         ):
-            if groups in header and "PixelValueTransformationSequence" in header[groups][place]:
-                header.update(header[groups][place].PixelValueTransformationSequence[0])
+            if groups in header and "PixelValueTransformationSequence" in header[groups][index]:
+                header.update(header[groups][index].PixelValueTransformationSequence[0])
     return header
 
 
@@ -418,10 +423,10 @@ def decode_pixels(data: Dataset, span: Span | None, path: Path) -> np.ndarray:
         )
     with readable(f"{path} has no readable pixels", fix):
         if syntax and not (decoder := get_decoder(syntax)).is_available:
-            others = "; ".join(decoder.missing_dependencies)
+            packages = "; ".join(decoder.missing_dependencies)
             raise ConfigError(
                 f"{path} is compressed as {syntax.name} ({syntax}), and no installed package can "
-                f"decompress it (suitable packages: {others}): pip install 'sfumato[dicom]'"
+                f"decompress it (suitable packages: {packages}): pip install 'sfumato[dicom]'"
             )
         if syntax not in ("", *UncompressedTransferSyntaxes):
             check_compressed(data, syntax, data.Rows * data.Columns, str(path))
@@ -452,5 +457,5 @@ def padding_alpha(data: Dataset, array: np.ndarray) -> np.ndarray | None:
     if padding is None or array.ndim > 2:
         return None
     # The header may state the bounds as unsigned numbers even if the pixels are signed
-    ends = np.array([padding, data.get("PixelPaddingRangeLimit", padding)]).astype(array.dtype)
-    return ((array < ends.min()) | (array > ends.max()))[..., None]
+    bounds = np.array([padding, data.get("PixelPaddingRangeLimit", padding)]).astype(array.dtype)
+    return ((array < bounds.min()) | (array > bounds.max()))[..., None]

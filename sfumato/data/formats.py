@@ -134,13 +134,15 @@ def format_of(head: bytes) -> Format | None:
     if head[4:8] == b"ftyp":
         brands = [
             head[8:12],
-            *(head[place : place + 4] for place in range(16, min(head[3], HEAD), 4)),
+            *(head[offset : offset + 4] for offset in range(16, min(head[3], HEAD), 4)),
         ]
-        known = [BRANDS[brand] for brand in brands if brand in BRANDS]
-        if AVIF in known:
+        formats = [BRANDS[brand] for brand in brands if brand in BRANDS]
+        if AVIF in formats:
             return AVIF
-        return next(iter(known), VIDEO)
-    form = next((form for place, magic, form in SIGNATURES if head.startswith(magic, place)), None)
+        return next(iter(formats), VIDEO)
+    form = next(
+        (form for offset, magic, form in SIGNATURES if head.startswith(magic, offset)), None
+    )
     if form is ZIP and DOCUMENT in head:
         return None
     if form is ZIP and b".npy" in head:
@@ -164,8 +166,8 @@ def link_format(entry: Path) -> Format | None:
     if not entry.is_symlink():
         return None
     target = entry.readlink().as_posix()
-    kept = {"annex/objects/": ANNEX, "files/md5/": DVC_CACHE}
-    return next((form for part, form in kept.items() if part in target), None)
+    formats = {"annex/objects/": ANNEX, "files/md5/": DVC_CACHE}
+    return next((form for part, form in formats.items() if part in target), None)
 
 
 def sentences(problems: Sequence[DataError]) -> list[str]:
@@ -174,15 +176,15 @@ def sentences(problems: Sequence[DataError]) -> list[str]:
     Each unsupported format gets one sentence for all its files. Then each other problem gets its
     own sentence.
     """
-    others = [error for error in problems if isinstance(error, AnotherFormat)]
+    unsupported = [error for error in problems if isinstance(error, AnotherFormat)]
     lines = []
-    for form, alike in groupby(
-        sorted(others, key=lambda error: error.form.name), lambda error: error.form
+    for form, errors in groupby(
+        sorted(unsupported, key=lambda error: error.form.name), lambda error: error.form
     ):
-        first, *more = alike
-        if more:
+        first, *rest = errors
+        if rest:
             lines.append(
-                f"each of {1 + len(more)} files, such as {first.file}, is {form.name}: {form.way}."
+                f"each of {1 + len(rest)} files, such as {first.file}, is {form.name}: {form.way}."
             )
         else:
             lines.append(str(first))

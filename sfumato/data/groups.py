@@ -63,17 +63,17 @@ class GroupIndex:
     def images_of(self, chosen: np.ndarray) -> np.ndarray:
         """Return the indices of all images of the groups `chosen`, group by group."""
         sizes = self.sizes[chosen]
-        before = np.cumsum(sizes) - sizes
-        return self.order[np.repeat(self.starts[chosen] - before, sizes) + np.arange(sizes.sum())]
+        offsets = np.cumsum(sizes) - sizes
+        return self.order[np.repeat(self.starts[chosen] - offsets, sizes) + np.arange(sizes.sum())]
 
 
 def ids_of_files(
-    groups: Groups, files: Sequence[Any], root: Path, given: Sequence[str] | None = None
+    groups: Groups, files: Sequence[Any], root: Path, cells: Sequence[str] | None = None
 ) -> Ids:
     """Find the id of the person of each picture, by the rule `groups`.
 
     files: pictures below `root`, in the order of the ids to return;
-    given: cells of the column of ids, in the order of `files`, if the rule names a column.
+    cells: cells of the column of ids, in the order of `files`, if the rule names a column.
 
     Raises DataError if a table cannot be read or does not match the files. Also raises the errors
     of `ids_of_persons` and `checked_ids`.
@@ -91,7 +91,7 @@ def ids_of_files(
     elif groups.array:
         ids = ids_of_array(load_array(root / "groups.npy"), len(files), str(root / "groups.npy"))
     elif groups.csv is None:
-        return ids_of_persons(groups, persons_of(groups, files, given or ()))
+        return ids_of_persons(groups, persons_of(groups, files, cells or ()))
     else:
         table = Path(groups.csv).expanduser()
         with explained(DataError, lambda error: f"data.groups.csv={error}", causes=(DataError,)):
@@ -100,24 +100,24 @@ def ids_of_files(
     return checked_ids(ids, groups)
 
 
-def persons_of(groups: Groups, files: Sequence[Any], given: Sequence[str]) -> list[str]:
+def persons_of(groups: Groups, files: Sequence[Any], cells: Sequence[str]) -> list[str]:
     """Return, for each picture, the text that contains the id of its person.
 
     With a pattern, this is the file name. With `groups.dicom`, it is the PatientID, or "" for a
-    picture in another format. Otherwise it is the cell in the column of ids. given: the cells of
+    picture in another format. Otherwise it is the cell in the column of ids. cells: the cells of
     this column, in the order of `files`.
     """
     if groups.pattern is not None:
         return [file.name for file in files]
     if groups.dicom:
-        others = registered_extensions()
-        found = []
+        picture_suffixes = registered_extensions()
+        patients = []
         for file in files:
-            found.append("")
-            if file.suffix.lower() not in others or is_dicom(file):
-                found[-1] = series_header(file).patient
-        return found
-    return [*given]
+            patients.append("")
+            if file.suffix.lower() not in picture_suffixes or is_dicom(file):
+                patients[-1] = series_header(file).patient
+        return patients
+    return [*cells]
 
 
 def ids_of_persons(groups: Groups, persons: Sequence[str]) -> Ids:
@@ -153,20 +153,20 @@ def ids_in_names(pattern: str, names: Sequence[str], alone: bool) -> Ids:
     return [match and match[1] for match in matches]
 
 
-def ids_of_array(array: np.ndarray, count: int, what: str) -> Ids:
+def ids_of_array(array: np.ndarray, count: int, name: str) -> Ids:
     """Return the ids in an array of whole numbers or text, one for each of `count` images, in their
     order. Raises DataError for any other array.
 
-    what: name of the array, for messages.
+    name: name of the array, for messages.
     """
     if array.dtype.kind not in "iuU" or array.ndim != 1:
         raise DataError(
-            f"{what} is an array of type {array.dtype} with {array.ndim} dimension(s): expected "
+            f"{name} is an array of type {array.dtype} with {array.ndim} dimension(s): expected "
             "one dimension of whole numbers or text"
         )
     if len(array) != count:
         raise DataError(
-            f"{what} has more or fewer ids than there are images: expected one id per image, in "
+            f"{name} has more or fewer ids than there are images: expected one id per image, in "
             "the order of the images"
         )
     return [str(value) for value in array]
@@ -186,8 +186,8 @@ def checked_ids(ids: Sequence[str | None], groups: Groups) -> Ids:
         for form in {*forms.values()}
         if is_unclear(form, forms.values(), groups.pattern is not None)
     }
-    known: dict[str, str] = {}
-    found: Ids = []
+    names_by_spelling: dict[str, str] = {}
+    names: Ids = []
     for number, text in enumerate(ids, 1):
         picture = f"image {number} (in the order of classes and names)"
         name = None
@@ -206,7 +206,8 @@ def checked_ids(ids: Sequence[str | None], groups: Groups) -> Ids:
                 "adding a letter in front"
             )
         if name is not None and any(
-            known.setdefault(key, name) != name for key in {spelling(name), in_order(name)}
+            names_by_spelling.setdefault(key, name) != name
+            for key in {spelling(name), in_order(name)}
         ):
             raise DataError(
                 f"data.groups: {picture} has an id that differs from an earlier id only in case, "
@@ -214,21 +215,21 @@ def checked_ids(ids: Sequence[str | None], groups: Groups) -> Ids:
                 "look-alike or invisible characters. If both ids mean the same person, use one "
                 "spelling. Otherwise make the ids clearly different"
             )
-        found.append(name)
-    for number, name in enumerate(found, 1):
+        names.append(name)
+    for number, name in enumerate(names, 1):
         # A short last part may be the number of a visit: P12/1 becomes P12
         person = name and re.sub(r"(?<=\w)[\s/._(-]+\w{1,2}\)?\s*$", "", name)
-        if person and known.get(spelling(person), name) != name:
+        if person and names_by_spelling.get(spelling(person), name) != name:
             raise DataError(
                 f"data.groups: image {number} (in the order of classes and names) has an id that "
                 "extends another id by a short part, as P12/1 extends P12. If both ids mean the "
                 "same person, use one id. Otherwise make the ids clearly different"
             )
-    if len({*found}) == 1 and None not in found:
+    if len({*names}) == 1 and None not in names:
         raise DataError(
             "data.groups assigns all images to one person: expected a different id for each person"
         )
-    return found
+    return names
 
 
 def is_unclear(form: str, forms: Collection[str], in_names: bool) -> bool:
@@ -265,7 +266,7 @@ def plain_id(text: str) -> str:
     zeros and a final ".0" are dropped.
     """
     letters = unicodedata.normalize("NFKD", unicodedata.normalize("NFKC", text).casefold())
-    seen = (
+    characters = (
         c
         for c in letters
         if unicodedata.category(c)[0] != "C"
@@ -273,7 +274,8 @@ def plain_id(text: str) -> str:
         and not unicodedata.combining(c)
     )
     digits = "".join(
-        str(unicodedata.decimal(c, "-" if unicodedata.category(c) == "Pd" else c)) for c in seen
+        str(unicodedata.decimal(c, "-" if unicodedata.category(c) == "Pd" else c))
+        for c in characters
     )
     integers = re.sub(r"(?<=\d)\.0+$", "", digits.replace("−", "-"))
     marked = re.sub(r"(?<=\d)[\W_]+(?=\d)|^-(?=\d)", "§", integers)
@@ -300,12 +302,12 @@ def refuse_crowd(sizes: np.ndarray, groups: Groups) -> None:
     The limit is `groups.largest` (by default 30), or 10 times the 90th percentile of `sizes` if
     that is more. sizes: (G,), number of images per id.
     """
-    usual = np.quantile(sizes, 0.9)
-    most = sizes.max()
-    if most > max(10 * usual, groups.largest or 30):
+    percentile = np.quantile(sizes, 0.9)
+    largest = sizes.max()
+    if largest > max(10 * percentile, groups.largest or 30):
         raise DataError(
-            f"data.groups assigns {most} images to one id, although 90 % of the ids have at most "
-            f"{usual:g} images. If this id means that the person is unknown, remove it (in a "
-            "table, leave its cells empty). If it means one person, set data.groups.largest: "
-            f"{most}"
+            f"data.groups assigns {largest} images to one id, although 90 % of the ids have at "
+            f"most {percentile:g} images. If this id means that the person is unknown, remove it "
+            "(in a table, leave its cells empty). If it means one person, set data.groups.largest: "
+            f"{largest}"
         )

@@ -219,9 +219,9 @@ def load_images(
 def load_array(path: Path) -> np.ndarray:
     if not path.is_file():
         raise DataError(f"{path} is missing: run the stage that writes it.")
-    wrong = f"{path} is not a complete .npy file"
+    problem = f"{path} is not a complete .npy file"
     with (
-        explained(DataError, lambda error: f"{wrong} ({error}): rerun the stage that writes it."),
+        explained(DataError, lambda error: f"{problem} ({error}): rerun the stage that writes it."),
         reading(path),
     ):
         return read_array(path)
@@ -265,8 +265,8 @@ def check_labels(labels: np.ndarray, classes: tuple[str, ...], path: Path) -> No
                 "it has, and 0 for any other label."
             )
     elif len(labels) and not (labels.min() >= 0 and labels.max() < len(classes)):
-        known = f"0..{len(classes) - 1} for {len(classes)} classes"
-        raise DataError(f"{path} has labels {labels.min()}..{labels.max()}, expected {known}.")
+        expected = f"0..{len(classes) - 1} for {len(classes)} classes"
+        raise DataError(f"{path} has labels {labels.min()}..{labels.max()}, expected {expected}.")
 
 
 def per_class(labels: np.ndarray, classes: int) -> np.ndarray:

@@ -63,18 +63,18 @@ def groups_in(columns: Mapping[str, Sequence[str]]) -> Groups | None:
 
     Raises Unclear if there are several, or if another column has coarser ids (see `coarser_ids`).
     """
-    found = [name for name in columns if is_person(name)]
-    if len(found) == 1:
-        found += coarser_ids(columns, found[0])
-    if len(found) > 1:
+    candidates = [name for name in columns if is_person(name)]
+    if len(candidates) == 1:
+        candidates += coarser_ids(columns, candidates[0])
+    if len(candidates) > 1:
         raise Unclear(
             "persons' ids could be in {found}: choose one of them with {option.groups}",
             option="groups",
-            found=" or ".join(found),
+            found=" or ".join(candidates),
         )
-    if not found:
+    if not candidates:
         return None
-    return Groups(column=found[0])
+    return Groups(column=candidates[0])
 
 
 def main_table(path: Path) -> Path | None:
@@ -101,8 +101,8 @@ def columns_of(path: Path) -> dict[str, list[str]]:
     if path.suffix.lower() == ".npz":
         return columns_of_arrays(path)
     if table := main_table(path):
-        named = tables.heads_of(table)[0]
-        return {name: cells for name, cells in columns_in(table).items() if name != named}
+        file_column = tables.heads_of(table)[0]
+        return {name: cells for name, cells in columns_in(table).items() if name != file_column}
     return columns_of_samples(path)
 
 
@@ -138,14 +138,14 @@ def columns_of_samples(path: Path) -> dict[str, list[str]]:
     Some programs write a different key into each .json. So keys that fewer than a tenth of the
     samples have are left out, unless their names mean persons.
     """
-    found: list[dict[str, object]] = []
+    rows: list[dict[str, object]] = []
     with suppress(DataError):
         for sample in chain.from_iterable(map(tabled.samples_in, tabled.shards_of(path))):
             with suppress(*UNREADABLE):
-                found.append(tabled.json_of(sample))
-    counts = Counter(chain.from_iterable(found))
-    names = [name for name, count in counts.items() if 10 * count > len(found) or is_person(name)]
-    return {name: [plain_cell(one.get(name)) for one in found] for name in names}
+                rows.append(tabled.json_of(sample))
+    counts = Counter(chain.from_iterable(rows))
+    names = [name for name, count in counts.items() if 10 * count > len(rows) or is_person(name)]
+    return {name: [plain_cell(row.get(name)) for row in rows] for name in names}
 
 
 def binary_columns(cells: Mapping[str, Sequence[str]]) -> tuple[list[str], list[str]]:
@@ -154,15 +154,15 @@ def binary_columns(cells: Mapping[str, Sequence[str]]) -> tuple[list[str], list[
     Both lists are empty if there are fewer than two such columns, or if the name of another column
     states that it contains the labels. cells: cells of each column.
     """
-    others = {
-        name: {*map(str.lower, own)} - {*tabled.VALUES}
-        for name, own in cells.items()
-        if {*tabled.VALUES} & {*own}
+    extras = {
+        name: {*map(str.lower, values)} - {*tabled.VALUES}
+        for name, values in cells.items()
+        if {*tabled.VALUES} & {*values}
     }
-    flags = [name for name, own in others.items() if own <= {*UNCERTAIN}]
+    flags = [name for name, values in extras.items() if values <= {*UNCERTAIN}]
     if len(flags) < 2 or {*filter(is_label, cells)} - ({*flags} - {tabled.LABEL}):
         return [], []
-    return [name for name in flags if not others[name]], [name for name in flags if others[name]]
+    return [name for name in flags if not extras[name]], [name for name in flags if extras[name]]
 
 
 def check_certain(table: Path, cells: Mapping[str, Sequence[str]]) -> None:
@@ -196,8 +196,8 @@ def several_in(cells: Mapping[str, Sequence[str]], label: str | None) -> Form | 
         return FOLDERS | {"several": True, "classes": tuple(binary)}
     listing = [
         name
-        for name, own in cells.items()
-        if label in (None, name) and any(tables.BETWEEN in cell for cell in own)
+        for name, values in cells.items()
+        if label in (None, name) and any(tables.BETWEEN in cell for cell in values)
     ]
     if len(listing) != 1:
         return None
@@ -242,15 +242,15 @@ def count_different(path: Path, column: str) -> int:
     """Count the pictures without a parent folder named after their label in the table."""
     count = 0
     for table in tables_read(path):
-        read = columns_in(table)
-        names = map(tables.plain_path, read.get(tables.heads_of(table)[0], []))
-        cells = map(tables.plain_path, read.get(column, []))
+        columns = columns_in(table)
+        names = map(tables.plain_path, columns.get(tables.heads_of(table)[0], []))
+        cells = map(tables.plain_path, columns.get(column, []))
         labels = dict(zip(names, cells, strict=False))
         for file in tabled.pictures_below(table.parent):
-            place = tables.plain_path(str(file.relative_to(table.parent)))
-            known = [place, *map(tables.plain_path, tables.names_of(file))]
-            label = next((labels[name] for name in known if name in labels), None)
-            count += label not in place.split("/")[:-1]
+            relative_path = tables.plain_path(str(file.relative_to(table.parent)))
+            possible_names = [relative_path, *map(tables.plain_path, tables.names_of(file))]
+            label = next((labels[name] for name in possible_names if name in labels), None)
+            count += label not in relative_path.split("/")[:-1]
     return count
 
 
@@ -260,13 +260,15 @@ def check_names(names: Sequence[str], counts: Sequence[int] = ()) -> None:
 
     counts: number of pictures of each class, if known.
     """
-    plain = [unicodedata.normalize("NFKC", name).casefold() for name in names]
-    alike = {" ".join(re.sub(r"(?<=\d)\.0+$", "", name.strip()).split()) for name in plain}
+    folded_names = [unicodedata.normalize("NFKC", name).casefold() for name in names]
+    spellings = {
+        " ".join(re.sub(r"(?<=\d)\.0+$", "", name.strip()).split()) for name in folded_names
+    }
     reasons = {
         "two of them differ only in case, spaces or a final .0, so they may be one class": (
-            len(alike) < len(names)
+            len(spellings) < len(names)
         ),
-        "one of them may mean a missing label": bool(alike & {"nan", "n/a", "na", "null"}),
+        "one of them may mean a missing label": bool(spellings & {"nan", "n/a", "na", "null"}),
         "some of them look like names for parts of a set (such as train or part_1) or for kinds of "
         "files (such as masks)": any(map(is_filing, names)),
         "some of them look like ids, dates or names of persons": (
@@ -277,16 +279,16 @@ def check_names(names: Sequence[str], counts: Sequence[int] = ()) -> None:
             np.median(counts or FEW) < (FEW if len(names) > MANY else LEAST)
         ),
     }
-    if why := [reason for reason, holds in reasons.items() if holds]:
-        shown = [*names[:3], "…"] if len(names) > 3 else names
+    if problems := [reason for reason, holds in reasons.items() if holds]:
+        examples = [*names[:3], "…"] if len(names) > 3 else names
         raise Unclear(
             "the class names that were found would be published, but {why}. Name the classes with "
             "{option.classes} a,b,c, or use {option.classes} all to confirm that none of them "
             "identifies a person. Names found ({number} in total): {first}",
             option="classes",
-            why=why[0],
+            why=problems[0],
             number=len(names),
-            first=", ".join(shown),
+            first=", ".join(examples),
         )
 
 

@@ -125,10 +125,10 @@ def bids_layout(path: Path, options: InitOptions) -> Layout:
             raise ConfigError(
                 f"{table} has no column besides {PARTICIPANT}: add a column of labels"
             )
-        likely = possible_labels(path)
-        if len(likely) != 1:
+        candidates = possible_labels(path)
+        if len(candidates) != 1:
             raise unclear_label(table, heads)
-        label = likely[0]
+        label = candidates[0]
     return FOLDERS | {"label_column": label} | classes_named(options), persons
 
 
@@ -138,35 +138,35 @@ def table_layout(path: Path, table: Path, options: InitOptions) -> Layout:
     Raises Unclear if the folders could define the classes too.
     """
     label = options.label_column
-    files, heads = tables.heads_of(table)
-    every = columns_in(table)
-    groups = options.groups or groups_in({name: every[name] for name in heads})
+    file_column, heads = tables.heads_of(table)
+    all_cells = columns_in(table)
+    groups = options.groups or groups_in({name: all_cells[name] for name in heads})
     groups = groups or groups_of_dicom(path, [path], options.alone)
     columns = [name for name in heads if groups is None or name != groups.column]
-    named = classes_named(options)
+    class_fields = classes_named(options)
 
     # Decide between the table and the folders
-    listed = {tables.plain_path(str(table.parent / cell)) for cell in every[files]}
+    listed_paths = {tables.plain_path(str(table.parent / cell)) for cell in all_cells[file_column]}
     folders = {
         folder.name
         for part in split_of(path)[0]
         for folder in folders_in(part)
-        if tables.plain_path(str(folder)) not in listed
+        if tables.plain_path(str(folder)) not in listed_paths
     }
     by_folders = label is None and sum(not is_filing(name) for name in folders) > 1
     preferred = not by_folders or table.name == tables.TABLES[0]
     cells = {}
     if table.parent == path:
-        cells = {name: every[name] for name in columns if every[name]}
-    if preferred and label is None and not named:
+        cells = {name: all_cells[name] for name in columns if all_cells[name]}
+    if preferred and label is None and not class_fields:
         check_certain(table, cells)
     several = several_in(cells, label)
     if several and preferred:
-        return several | named, groups
-    meant = [*filter(is_label, columns)]
+        return several | class_fields, groups
+    label_columns = [*filter(is_label, columns)]
     if by_folders:
-        if options.classes is None and (meant or several):
-            check_agreement(path, table, meant)
+        if options.classes is None and (label_columns or several):
+            check_agreement(path, table, label_columns)
         return folder_layout(path, replace(options, groups=groups))
 
     # Choose the column with the labels
@@ -175,13 +175,13 @@ def table_layout(path: Path, table: Path, options: InitOptions) -> Layout:
             f"{table} has only persons' ids and no labels: add a column of labels, or move the "
             "pictures into one folder per class"
         )
-    if label is None and tabled.LABEL in meant:
+    if label is None and tabled.LABEL in label_columns:
         label = tabled.LABEL
-    elif label is None and len(meant) == 1:
-        label = meant[0]
+    elif label is None and len(label_columns) == 1:
+        label = label_columns[0]
     if label is None:
         raise unclear_label(table, heads, columns[0] if len(columns) == 1 else None)
-    return FOLDERS | {"label_column": label} | named, groups
+    return FOLDERS | {"label_column": label} | class_fields, groups
 
 
 def classes_named(options: InitOptions) -> Form:
@@ -199,8 +199,8 @@ def groups_of_dicom(path: Path, folders: Iterable[Path], alone: bool) -> Groups 
     Raises Unclear if some pictures are not DICOM files, and so have no PatientID, unless `alone`.
     """
     files = chain.from_iterable(map(tabled.files_below, folders))
-    found = {is_dicom(file) for file in files if tabled.is_picture(file)}
-    if len(found) > 1 and not alone:
+    are_dicom = {is_dicom(file) for file in files if tabled.is_picture(file)}
+    if len(are_dicom) > 1 and not alone:
         raise Unclear(
             "only some pictures in {path} are DICOM files, so the others have no PatientID: state "
             "with {option.groups} how to find the person of each image. If each of the others is "
@@ -208,7 +208,7 @@ def groups_of_dicom(path: Path, folders: Iterable[Path], alone: bool) -> Groups 
             option="groups",
             path=path,
         )
-    if True in found:
+    if True in are_dicom:
         return Groups(dicom=True)
     return None
 
@@ -221,7 +221,7 @@ def folder_layout(path: Path, options: InitOptions) -> Layout:
     outer = [folder for part in train + test for folder in folders_in(part)]
     inner = [entry for folder in outer for entry in visible(folder)]
     nested = bool(inner) and all(entry.is_dir() and not entry.is_symlink() for entry in inner)
-    check_beside(path, train, outer, nested, decided=bool(groups or classes))
+    check_files_beside(path, train, outer, nested, decided=bool(groups or classes))
     if groups is None and (path / GROUPS).exists():
         groups = Groups(array=True)
     elif groups is None and (groups := groups_of_dicom(path, outer, options.alone)):
@@ -259,9 +259,16 @@ def check_classes_of_dicom(path: Path, outer: Sequence[Path], decided: bool) -> 
     Such folders may be named after patients. decided: whether the owner named the classes.
     """
     headers = [map(dicom_header, first_files(folder)) for folder in outer]
-    of_folder = [{header.patient for header in found if header is not None} for found in headers]
-    alone = [ids for ids in of_folder if len(ids) == 1]
-    if not decided and len(alone) == len(outer) and len(set.union(*alone)) == len(outer) > 1:
+    patients_by_folder = [
+        {header.patient for header in folder_headers if header is not None}
+        for folder_headers in headers
+    ]
+    single_patients = [ids for ids in patients_by_folder if len(ids) == 1]
+    if (
+        not decided
+        and len(single_patients) == len(outer)
+        and len(set.union(*single_patients)) == len(outer) > 1
+    ):
         raise Unclear(
             "each folder in {path} contains DICOM files of only one patient, so each folder may "
             "belong to a person. Name the classes with {option.classes} a,b,c, or list the "
@@ -271,7 +278,7 @@ def check_classes_of_dicom(path: Path, outer: Sequence[Path], decided: bool) -> 
         )
 
 
-def check_beside(
+def check_files_beside(
     path: Path, train: Sequence[Path], outer: Sequence[Path], nested: bool, decided: bool
 ) -> None:
     """Raise Unclear or ConfigError if a file may contain labels but is not read.
@@ -280,29 +287,31 @@ def check_beside(
     the owner has named the classes or stated how to find the persons.
     """
     no_classes = len({folder.name for folder in outer}) < 2 and not nested
-    beside = dict.fromkeys(
+    files = dict.fromkeys(
         entry for folder in (path, *train) for entry in visible(folder) if entry.is_file()
     )
-    readable = [
+    picture_tables = [
         file
-        for file in beside
+        for file in files
         if file.suffix.lower() in tables.TABLE_SUFFIXES and tables.names_pictures(file)
     ]
-    unread = [why for file in beside if no_classes and (why := why_unread(file, no_classes=True))]
-    if len(readable) > 1 and (no_classes or nested):
-        names = " and ".join(file.name for file in readable[:3])
-        unread.append(
+    reasons = [
+        reason for file in files if no_classes and (reason := why_unread(file, no_classes=True))
+    ]
+    if len(picture_tables) > 1 and (no_classes or nested):
+        names = " and ".join(file.name for file in picture_tables[:3])
+        reasons.append(
             f"{path} contains {names}, but only one table is read: join the tables in one "
             "metadata.csv, or move all tables except one to another folder"
         )
-    if unread and no_classes:
-        raise ConfigError(unread[0])
-    if unread and not decided:
+    if reasons and no_classes:
+        raise ConfigError(reasons[0])
+    if reasons and not decided:
         raise Unclear(
             "{why}. To use the folders as classes instead, give {option.classes} a,b,c or "
             "{option.classes} all",
             option="classes",
-            why=unread[0],
+            why=reasons[0],
         )
 
 
@@ -311,15 +320,15 @@ def check_persons_beside(path: Path) -> None:
     path = unpacked(path)
     if not path.is_dir():
         return
-    read = tables_read(path)
+    used_tables = tables_read(path)
     for file in tabled.files_below(path):
-        if file not in read and (why := why_unread(file, no_classes=False)):
+        if file not in used_tables and (reason := why_unread(file, no_classes=False)):
             raise Unclear(
                 "{why}. If the file contains persons' ids, write a CSV file with the columns file "
                 "(such as class/picture.png) and group (the id), and give {option.groups} "
                 "FILE.csv. If no person has two images, give {option.one_image_each}",
                 option="groups",
-                why=why,
+                why=reason,
             )
 
 

@@ -26,12 +26,12 @@ def texts_left_out(source: Source) -> dict[str, str]:
 
     Returns {} if no picture was left out. The source must have been read to its end.
     """
-    every = source.left_out.values()
-    if not every:
+    entries = source.left_out.values()
+    if not entries:
         return {}
     return {
-        LEFT_OUT: in_archives("\n".join(left.reason for left in every)),
-        LEFT_OUT_FILES: json.dumps([place_of(left.file) for left in every]),
+        LEFT_OUT: in_archives("\n".join(entry.reason for entry in entries)),
+        LEFT_OUT_FILES: json.dumps([place_of(entry.file) for entry in entries]),
     }
 
 
@@ -55,15 +55,15 @@ def from_url(text: str) -> str:
     return unquote(text, errors="surrogateescape")
 
 
-def file_at(path: str, *within: Any) -> PictureFile:
+def file_at(path: str, *position: Any) -> PictureFile:
     """Return the picture that `place_of` encoded."""
-    place = Path(from_url(path))
-    if not within:
-        return place
-    if len(within) == 2:
-        return Slice(place, *within)
-    start, size, name = within
-    return Member(place, start, size, from_url(name))
+    file_path = Path(from_url(path))
+    if not position:
+        return file_path
+    if len(position) == 2:
+        return Slice(file_path, *position)
+    start, size, name = position
+    return Member(file_path, start, size, from_url(name))
 
 
 def still_broken(home: Path, data: Data) -> bool:

@@ -66,8 +66,8 @@ def refuse_private_network(network: OwnNetwork, state: Path) -> None:
     images.
     """
     if any(
-        found.records
-        for found in lineage(Path(network.path), "network", network.declared_public, state)
+        release.records
+        for release in lineage(Path(network.path), "network", network.declared_public, state)
     ):
         raise ConfigError(
             f"the network {network.path} was made from sensitive images, so it is not public: "
@@ -83,40 +83,42 @@ def remember(state: Path, artifacts: Iterable[Artifact], public: Path) -> None:
     """
     for artifact in artifacts:
         if artifact.records:
-            known = set(hashes(artifact.path))
+            release_hashes = set(hashes(artifact.path))
             if (images := artifact.path / IMAGES).is_file():
-                known |= {value.hex() for value in digests(load_array(images))}
+                release_hashes |= {value.hex() for value in digests(load_array(images))}
                 card = artifact.path / CARD
                 if (
                     card.is_file()
                     and not read_json(card)["synthetic"]
                     and (public / IMAGES).is_file()
                 ):
-                    known -= {value.hex() for value in digests(load_array(public / IMAGES))}
-            remember_hashes(state, artifact.records, known)
+                    release_hashes -= {
+                        value.hex() for value in digests(load_array(public / IMAGES))
+                    }
+            remember_hashes(state, artifact.records, release_hashes)
 
 
-def remember_hashes(state: Path, records: Records, known: Iterable[str]) -> None:
+def remember_hashes(state: Path, records: Records, release_hashes: Iterable[str]) -> None:
     """Store hashes of released files and images, with the records of the release."""
-    content = {"records": records, "hashes": sorted(known)}
+    content = {"records": records, "hashes": sorted(release_hashes)}
     replace_private(state / RELEASED / f"{digest_of(content)[:32]}.json", as_text(content).encode())
 
 
-def recognised(state: Path | None, found: Iterable[str]) -> list[Artifact]:
-    """Return the releases of this state directory that contain any of the hashes `found`."""
+def recognised(state: Path | None, candidates: Iterable[str]) -> list[Artifact]:
+    """Return the releases of this state directory that contain any of the hashes `candidates`."""
     files = [] if state is None else files_in(state / RELEASED, "*.json")
     if not files:
-        return []  # `found` is a generator that hashes files: returning early avoids this work
-    hashes = {*found}
+        return []  # `candidates` is a generator that hashes files: returning early avoids this work
+    candidate_set = {*candidates}
     releases = []
     for file in files:
-        why = (
+        message = (
             f"{file} cannot be read ({{}}): restore this file from a backup, because without it "
             "earlier releases are not recognised"
         )
-        with explained(DataError, why.format, causes=(OSError, ValueError)):
+        with explained(DataError, message.format, causes=(OSError, ValueError)):
             content = validated(Remembered, read_json(file))
-        if not hashes.isdisjoint(content.hashes):
+        if not candidate_set.isdisjoint(content.hashes):
             releases.append(Artifact(file, RELEASED, Records(content.records)))
     return releases
 
@@ -134,14 +136,14 @@ def hashes(path: Path) -> Iterator[str]:
 
 def refuse_overlap(public: ImageSet, private: Iterable[ImageSet]) -> None:
     """Raise DataError if a public image is among the private ones."""
-    found = overlapping(public, private)
-    if len(found):
-        shown = ", ".join(map(str, found[:10])) + (", …" if len(found) > 10 else "")
+    indices = overlapping(public, private)
+    if len(indices):
+        examples = ", ".join(map(str, indices[:10])) + (", …" if len(indices) > 10 else "")
         raise DataError(
             "do not share this message, because it depends on sensitive images: "
-            f"{len(found)} of the {len(public)} public images are also sensitive or hold-out "
-            f"images (indices from 0: {shown}). The guarantee does not cover public images: remove "
-            "these images from the public source, or choose another source"
+            f"{len(indices)} of the {len(public)} public images are also sensitive or hold-out "
+            f"images (indices from 0: {examples}). The guarantee does not cover public images: "
+            "remove these images from the public source, or choose another source"
         )
 
 
@@ -149,9 +151,10 @@ def overlapping(public: ImageSet, private: Iterable[ImageSet]) -> np.ndarray:
     """Return the ascending indices of public images with the same bytes as a private one, (n,)
     int64.
     """
-    known = {digest for image_set in private for digest in digests(image_set.images)}
+    private_digests = {digest for image_set in private for digest in digests(image_set.images)}
     return np.array(
-        [i for i, digest in enumerate(digests(public.images)) if digest in known], dtype=np.int64
+        [i for i, digest in enumerate(digests(public.images)) if digest in private_digests],
+        dtype=np.int64,
     )
 
 

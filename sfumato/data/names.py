@@ -103,8 +103,8 @@ class Column:
     @property
     def same_for_most(self) -> bool:
         """Return whether most names have the same value, and every other value occurs only once."""
-        (_, most), *others = self.counts.most_common()
-        return 2 * most > len(self.values) and all(count == 1 for _, count in others)
+        (_, top_count), *rest = self.counts.most_common()
+        return 2 * top_count > len(self.values) and all(count == 1 for _, count in rest)
 
     @property
     def repeated(self) -> bool:
@@ -184,24 +184,24 @@ class Column:
 
     @property
     def proposable(self) -> bool:
-        found = self.counts.total()
-        enough = FEWEST
-        if found > LARGE * len(self.counts):
-            enough *= 2
-        return self.aligned and enough <= len(self.counts) and 0.9 * len(self.values) <= found
+        total = self.counts.total()
+        min_groups = FEWEST
+        if total > LARGE * len(self.counts):
+            min_groups *= 2
+        return self.aligned and min_groups <= len(self.counts) and 0.9 * len(self.values) <= total
 
     @property
     def surname(self) -> bool:
         """Return whether the words look like names of persons, not like codes of sites or types."""
         if self.kind != "words":
             return False
-        words = [re.findall(WORD, value) for value in self.counts]
+        word_lists = [re.findall(WORD, value) for value in self.counts]
         common = {
             word
-            for word, count in Counter(w for own in words for w in {*own}).items()
-            if count > len(words) / 2
+            for word, count in Counter(w for words in word_lists for w in {*words}).items()
+            if count > len(word_lists) / 2
         }
-        telling = [word for own in words for word in own if word not in common]
+        telling = [word for words in word_lists for word in words if word not in common]
         return (
             bool(telling)
             and np.median([*map(len, telling)]) > 3
@@ -220,9 +220,9 @@ def repeats_in(
 
     folders, labels: folder and label of each image, in the order of `names`.
     """
-    found = repeats_in_archive(names, folders, labels, classes)
-    if found is not None:
-        return found
+    repeats = repeats_in_archive(names, folders, labels, classes)
+    if repeats is not None:
+        return repeats
     archives: dict[str, list[tuple]] = {}
     for image in zip(names, folders, labels, strict=True):
         word = "".join(takewhile(str.isalpha, image[0]))
@@ -241,78 +241,88 @@ def repeats_in_archive(
     """Do the same as `repeats_in`, for names from one archive."""
     stems = [SUFFIX.sub("", name) for name in names]
     start = beginning(stems)
-    first = [re.match(start, stem)[0] for stem in stems]  # type: ignore[index]
-    bare = [stem[len(skipped) :] for stem, skipped in zip(stems, first, strict=True)]
-    named = [word for name in classes for word in re.findall(WORD, name.lower())]
-    columns = chunk_columns(bare) or [*word_and_number_columns(bare, named)]
-    dated = [{*re.findall(r"\d+", " ".join(DATED.findall(stem)))} for stem in stems]
+    prefixes = [re.match(start, stem)[0] for stem in stems]  # type: ignore[index]
+    short_stems = [stem[len(skipped) :] for stem, skipped in zip(stems, prefixes, strict=True)]
+    class_words = [word for name in classes for word in re.findall(WORD, name.lower())]
+    columns = chunk_columns(short_stems) or [*word_and_number_columns(short_stems, class_words)]
+    date_numbers = [{*re.findall(r"\d+", " ".join(DATED.findall(stem)))} for stem in stems]
     for column in columns:
         column.neutral |= column.same_for_most or is_of_class(column, labels)
-        in_dates = sum(value in own for value, own in zip(column.values, dated, strict=True))
+        in_dates = sum(
+            value in digits for value, digits in zip(column.values, date_numbers, strict=True)
+        )
         column.neutral |= column.kind == "number" and in_dates > 0.9 * column.counts.total()
     days = [re.match(f"(?:{DATE})?", stem)[0] for stem in stems]  # type: ignore[index]
-    series = [series_of(stem, named) for stem in bare]
-    before, after = at_first_unique(columns, list(zip(folders, days, series, strict=True)))
-    candidates = candidates_in(before, after, stems, labels)
-    why = "Parts of the file names repeat, as if one person had several images"
+    series = [series_of(stem, class_words) for stem in short_stems]
+    left_columns, right_columns = split_at_first_unique(
+        columns, list(zip(folders, days, series, strict=True))
+    )
+    candidates = candidates_in(left_columns, right_columns, stems, labels)
+    reason = "Parts of the file names repeat, as if one person had several images"
     if not candidates:
         numbers = [column for column in columns if column.kind == "number"]
-        glued = None
+        id_pattern = None
         if len(numbers) == 1:
-            glued = before_counter(numbers[0])
-        if not glued:
+            id_pattern = pattern_before_counter(numbers[0])
+        if not id_pattern:
             return None
-        return proposed(f"^{start}{glued}", names, why)
-    sure = [
+        return proposal_of(f"^{start}{id_pattern}", names, reason)
+    proposable = [
         c
-        for place, c in enumerate(candidates)
+        for position, c in enumerate(candidates)
         if c.proposable
         # Not a counter that restarts for each value of an earlier column with few values
         and not (
             c.restarts
-            and any(len(b.counts) < 2 * FEWEST and not b.proposable for b in candidates[:place])
+            and any(len(b.counts) < 2 * FEWEST and not b.proposable for b in candidates[:position])
         )
         # Not a number without a word, to the right of the counter: it may be an age or a
         # coordinate. Such numbers repeat too, but are not ids
-        and not (c.bare and c in after[1:])
+        and not (c.bare and c in right_columns[1:])
     ]
-    if not sure:
-        return Repeats(why=why)
-    steady = any(column.kind == "number" and not column.restarts for column in sure)
-    best = min(sure, key=lambda c: (not c.personal, steady and c.kind == "words" and not c.surname))
-    if rivalled(best, [column for column in columns if column is not best]):
-        return Repeats(why=why)
-    return proposed(f"^{start}{best.pattern}", names, why)
+    if not proposable:
+        return Repeats(why=reason)
+    steady = any(column.kind == "number" and not column.restarts for column in proposable)
+    best = min(
+        proposable, key=lambda c: (not c.personal, steady and c.kind == "words" and not c.surname)
+    )
+    if has_rival(best, [column for column in columns if column is not best]):
+        return Repeats(why=reason)
+    return proposal_of(f"^{start}{best.pattern}", names, reason)
 
 
 def candidates_in(
-    before: Sequence[Column],
-    after: Sequence[Column],
+    left_columns: Sequence[Column],
+    right_columns: Sequence[Column],
     stems: Sequence[str],
     labels: Sequence[Hashable],
 ) -> list[Column]:
     """Return the columns that may contain ids of persons.
 
-    before: columns to the left of the counter; after: the counter and the columns to its right (see
-    `at_first_unique`).
+    left_columns: columns to the left of the counter;
+    right_columns: the counter and the columns to its right (see `split_at_first_unique`).
     """
-    candidates = [column for column in before if not column.neutral and column.repeated]
-    ids = [column for column in after if not column.neutral and column.sparse and column.repeated]
+    candidates = [column for column in left_columns if not column.neutral and column.repeated]
+    ids = [
+        column
+        for column in right_columns
+        if not column.neutral and column.sparse and column.repeated
+    ]
     if candidates:
         candidates += ids
-    elif after:
-        counter, *others = after
+    elif right_columns:
+        counter, *rest = right_columns
         distinct = not counter.restarts or tells_apart(counter, stems, labels)
         if distinct and not counter.neutral and counter.repeated:
             candidates.append(counter)
         candidates += [
-            c for c in others if not c.neutral and c.proposable and c.repeated and c.repeated_hex
+            c for c in rest if not c.neutral and c.proposable and c.repeated and c.repeated_hex
         ]
         candidates += [column for column in ids if column.personal and column not in candidates]
     return candidates
 
 
-def rivalled(best: Column, others: Sequence[Column]) -> bool:
+def has_rival(best: Column, other_columns: Sequence[Column]) -> bool:
     """Return whether another part of the names may be the person's id instead of `best`.
 
     If so, only the owner can decide. There are four cases:
@@ -326,12 +336,12 @@ def rivalled(best: Column, others: Sequence[Column]) -> bool:
     """
     if best.personal:
         return False
-    repeated = [column for column in others if not column.neutral and column.repeated]
+    repeated = [column for column in other_columns if not column.neutral and column.repeated]
     frame = best.of_file and any(column.named for column in repeated)
     year = best.of_year and any(column.proposable and not column.restarts for column in repeated)
     grid = any(c.bare and c.restarts and 2 * len(c.counts) > len(best.counts) for c in repeated)
     # Whether another part of the names is a time or an id of the image. If so, `best` may be an age
-    tagged = any(c.sparse and not c.repeated for c in others)
+    tagged = any(c.sparse and not c.repeated for c in other_columns)
     ids = [column for column in repeated if column.proposable and (column.sparse or column.surname)]
     short = best.kind == "mixed" and max(map(len, best.counts)) < 4  # such as codes of hospitals
     site = short or len(best.counts) < 2 * FEWEST
@@ -356,11 +366,11 @@ def tells_apart(column: Column, stems: Sequence[str], labels: Sequence[Hashable]
     """
     words = [re.sub(r"\d+", "", stem) for stem in stems]
     of_class = Counter(label for _, label in {*zip(words, labels, strict=True)})
-    alone = len({*zip(column.values, words, strict=True)}) == len(words)
-    return alone and min(of_class.values()) > 1 and len({*words}) <= FEWEST < column.pairs
+    distinct = len({*zip(column.values, words, strict=True)}) == len(words)
+    return distinct and min(of_class.values()) > 1 and len({*words}) <= FEWEST < column.pairs
 
 
-def before_counter(column: Column) -> str | None:
+def pattern_before_counter(column: Column) -> str | None:
     """Return a pattern for ids with a counter directly after them, such as 1017 in 1017002.
 
     The counter has a fixed number of digits, and starts at 0 or 1 for each id. Returns None if the
@@ -370,16 +380,16 @@ def before_counter(column: Column) -> str | None:
     if len({*map(len, values)}) > 1:
         return None
     for width in range(min(4, len(values[0]) - 1), 0, -1):
-        images: dict[str, list[int]] = {}
+        counters: dict[str, list[int]] = {}
         for value in values:
-            images.setdefault(value[:-width], []).append(int(value[-width:] or 0))
-        runs = [sorted(own) for own in images.values()]
-        counted = [
-            own
-            for own in runs
-            if own[0] < 2 and own[-1] - own[0] + 1 == len(own) < 10**width - own[0]
+            counters.setdefault(value[:-width], []).append(int(value[-width:] or 0))
+        runs = [sorted(run) for run in counters.values()]
+        counter_runs = [
+            run
+            for run in runs
+            if run[0] < 2 and run[-1] - run[0] + 1 == len(run) < 10**width - run[0]
         ]
-        if FEWEST <= len(runs) <= len(values) / 2 and len(counted) > 0.9 * len(runs):
+        if FEWEST <= len(runs) <= len(values) / 2 and len(counter_runs) > 0.9 * len(runs):
             return rf"(\D*\d+)\d{{{width}}}(?!\d)"
     return None
 
@@ -411,114 +421,116 @@ def repeated_folders(folders: Sequence[str], labels: Sequence[Hashable]) -> bool
     """
     names = [PurePath(folder).name for folder in folders]
     column = Column(values=names, pattern="", kind="words")
-    others = [name for name in column.counts if not is_filing(name)]
-    return len(others) >= FEWEST and column.repeated and not is_of_class(column, labels)
+    candidates = [name for name in column.counts if not is_filing(name)]
+    return len(candidates) >= FEWEST and column.repeated and not is_of_class(column, labels)
 
 
-def proposed(pattern: str, names: Sequence[str], why: str) -> Repeats:
+def proposal_of(pattern: str, names: Sequence[str], reason: str) -> Repeats:
     """Return `pattern` as a proposal, with the number of ids that it finds in `names`.
 
     The examples in the proposal are two names with different ids.
     """
-    found = {name: match[1] for name in names if (match := re.search(pattern, name))}
+    ids_by_name = {name: match[1] for name in names if (match := re.search(pattern, name))}
     examples: dict[str, str] = {}
-    for name, person in found.items():
+    for name, person in ids_by_name.items():
         examples.setdefault(person, name)
-    shown = tuple((name, person) for person, name in examples.items())[:2]
-    return Repeats(why=why, groups=pattern, examples=shown, persons=len(examples))
+    first_examples = tuple((name, person) for person, name in examples.items())[:2]
+    return Repeats(why=reason, groups=pattern, examples=first_examples, persons=len(examples))
 
 
-def word_and_number_columns(stems: Sequence[str], named: Sequence[str]) -> Iterator[Column]:
+def word_and_number_columns(stems: Sequence[str], class_words: Sequence[str]) -> Iterator[Column]:
     """Yield a column of the words in the names, and a column for each run of digits.
 
     The columns are in the order in which they occur in the names.
     """
-    words = word_column(stems, named)
+    words = word_column(stems, class_words)
     runs = [[*re.finditer(r"\d+", stem)] for stem in stems]
     leading = sum(bool(re.match(rf"[\W_]*{WORD}", stem)) for stem in stems) > len(stems) / 2
     if words and leading:
         yield words
-    for place, row in enumerate(zip_longest(*runs)):
-        yield number_column(place, row, [*map(len, runs)])
-        if words and not leading and place == 0:
+    for position, row in enumerate(zip_longest(*runs)):
+        yield number_column(position, row, [*map(len, runs)])
+        if words and not leading and position == 0:
             yield words
 
 
-def word_column(stems: Sequence[str], named: Sequence[str]) -> Column | None:
+def word_column(stems: Sequence[str], class_words: Sequence[str]) -> Column | None:
     """Return a column with the words that may be a person's name, from each file name.
 
     These are the first words that do not mean sides, copies, files, parts of a set or classes.
     Returns None if there are no such words.
-    named: words of class names.
+    class_words: words of class names.
     """
     neutral = re.compile(
-        rf"(?:{'|'.join([SIDE_WORDS, COPY_WORDS, FILE_WORDS, SERIES_WORDS, *named])})s?",
+        rf"(?:{'|'.join([SIDE_WORDS, COPY_WORDS, FILE_WORDS, SERIES_WORDS, *class_words])})s?",
         re.IGNORECASE,
     )
-    every = {word for stem in stems for word in re.findall(WORD, stem)}
+    words = {word for stem in stems for word in re.findall(WORD, stem)}
     # True if persons or pictures are named a, b, c, ...
-    lettered = sum(len(word) == 1 for word in every) >= FEWEST
+    lettered = sum(len(word) == 1 for word in words) >= FEWEST
     left_out = sorted(
-        {w.lower() for w in every if neutral.fullmatch(w) and not (lettered and len(w) == 1)}
+        {w.lower() for w in words if neutral.fullmatch(w) and not (lettered and len(w) == 1)}
     )
     skipped = f"(?i:{'|'.join(left_out)})(?!{WORD})"
-    own = ""
+    lookahead = ""
     skip = r"[\W\d_]*"
     if left_out:
-        own = f"(?!{skipped})"
+        lookahead = f"(?!{skipped})"
         skip = rf"[\W\d_]*(?:{skipped}[\W\d_]*)*"
-    between = (
+    separator = (
         # within a person's name, a dot only follows an initial
         rf"[-_ ,^'\u0300-\u036f]|(?<=\b{LETTER})\."
     )
-    pattern = rf"{skip}({own}{WORD}(?:(?:{between})+{own}{WORD})*)(?=.*\.)"
-    found = [re.match(pattern, f"{stem}.") for stem in stems]
-    if not any(found):
+    pattern = rf"{skip}({lookahead}{WORD}(?:(?:{separator})+{lookahead}{WORD})*)(?=.*\.)"
+    matches = [re.match(pattern, f"{stem}.") for stem in stems]
+    if not any(matches):
         return None
-    return Column(values=[match and match[1] for match in found], pattern=pattern, kind="words")
+    return Column(values=[match and match[1] for match in matches], pattern=pattern, kind="words")
 
 
 def number_column(
-    place: int, row: Sequence[re.Match[str] | None], lengths: Sequence[int]
+    position: int, row: Sequence[re.Match[str] | None], lengths: Sequence[int]
 ) -> Column:
     """Return the column of the runs of digits at one place in the names.
 
-    place: position of the run among all runs of digits in a name, from 0;
+    position: position of the run among all runs of digits in a name, from 0;
     row: match of this run in each name, None if the name has fewer runs;
     lengths: number of runs in each name.
     """
     values = [match and match[0] for match in row]
     heads = [(m.string[: m.start()], length) for m, length in zip(row, lengths, strict=True) if m]
     tails = {re.split(r"\d", head)[-1] for head, _ in heads}
-    before = {re.split(r"[\W_]", tail.rstrip("-_. "))[-1] for tail in tails}
-    glued = {re.split(r"[\W_]", tail)[-1] for tail in tails}
+    words_before = {re.split(r"[\W_]", tail.rstrip("-_. "))[-1] for tail in tails}
+    glued_words = {re.split(r"[\W_]", tail)[-1] for tail in tails}
     padded = all(value is None or len(value) > 2 or value[0] == "0" for value in values)
     # Matches names such as 012_S_0034, which contain the numbers of a site and of a subject
     at_site = all(re.search(r"\d_S_$", head) for head, _ in heads)
     if len({*map(int, filter(None, values))}) < len({*values} - {None}):
         # Leading zeros are left out, because otherwise two ids could differ only in zeros
-        pattern = rf"{times(ONE_NUMBER, place)}\D*0*(\d+)"
+        pattern = rf"{times(ONE_NUMBER, position)}\D*0*(\d+)"
     elif at_site or (len({head for head, _ in heads}) == 1 and heads[0][0]):
-        pattern = f"({times(ONE_NUMBER, place + 1)})"
-    elif len(glued) == 1 and {*glued} != {""}:
-        pattern = rf"{times(ONE_NUMBER, place)}\D*?({WORD}\d+)"
+        pattern = f"({times(ONE_NUMBER, position + 1)})"
+    elif len(glued_words) == 1 and {*glued_words} != {""}:
+        pattern = rf"{times(ONE_NUMBER, position)}\D*?({WORD}\d+)"
     else:
-        pattern = rf"{times(ONE_NUMBER, place)}\D*(\d+)"
+        pattern = rf"{times(ONE_NUMBER, position)}\D*(\d+)"
     return Column(
         values=values,
         pattern=pattern,
         kind="number",
-        named=len(before) == 1
+        named=len(words_before) == 1
         and all(
             word
             and not re.fullmatch(f"{SIDE_WORDS}|{COPY_WORDS}|{FILE_WORDS}", word, re.IGNORECASE)
-            for word in before
+            for word in words_before
         ),
-        of_file=all(word and re.fullmatch(FILE_WORDS, word, re.IGNORECASE) for word in before),
+        of_file=all(
+            word and re.fullmatch(FILE_WORDS, word, re.IGNORECASE) for word in words_before
+        ),
         aligned=are_aligned(heads),
-        neutral=all(re.fullmatch(SERIES_WORDS, word, re.IGNORECASE) for word in before),
+        neutral=all(re.fullmatch(SERIES_WORDS, word, re.IGNORECASE) for word in words_before),
         personal=at_site
-        or all(PERSON.fullmatch(word) or (word == "P" and padded) for word in before),
+        or all(PERSON.fullmatch(word) or (word == "P" and padded) for word in words_before),
     )
 
 
@@ -537,18 +549,18 @@ def chunk_columns(stems: Sequence[str]) -> list[Column]:
     chunks = [re.findall(r"[^\W_]+", stem) for stem in stems]
     rows = [*zip_longest(*chunks)]
     coded = re.compile(rf"{WORD}\d+[a-z]?")  # codes with a number, such as AACA1 and Nal001a
-    counted = len(rows) == 1 and sum(map(bool, map(coded.fullmatch, rows[0]))) > 0.9 * len(stems)
-    if counted or not any(mixes({*filter(None, values)}) for values in rows):
+    are_codes = len(rows) == 1 and sum(map(bool, map(coded.fullmatch, rows[0]))) > 0.9 * len(stems)
+    if are_codes or not any(mixes({*filter(None, values)}) for values in rows):
         return []
     columns = []
-    for place, values in enumerate(rows):
-        own = {*filter(None, values)}
+    for position, values in enumerate(rows):
+        distinct_values = {*filter(None, values)}
         kind = "mixed"
-        if all(map(str.isdecimal, own)):
+        if all(map(str.isdecimal, distinct_values)):
             kind = "number"
-        elif all(map(str.isalpha, own)):
+        elif all(map(str.isalpha, distinct_values)):
             kind = "words"
-        skip = times(r"[^\W_]+[\W_]+", place)
+        skip = times(r"[^\W_]+[\W_]+", position)
         columns.append(Column(values=values, pattern=rf"{skip}([^\W_]+)", kind=kind))
     return columns
 
@@ -563,9 +575,9 @@ def mixes(chunks: set[str]) -> bool:
         for chunk in chunks
         if re.search(rf"\d.*{WORD}|{WORD}.*\d", chunk)
     }
-    common = Counter(forms.values())
-    odd = [form for form in forms.values() if common[form] < max(3, len(chunks) / 20)]
-    return len({*odd}) >= FEWEST and len(odd) > len(chunks) / 5
+    form_counts = Counter(forms.values())
+    rare_forms = [form for form in forms.values() if form_counts[form] < max(3, len(chunks) / 20)]
+    return len({*rare_forms}) >= FEWEST and len(rare_forms) > len(chunks) / 5
 
 
 def are_aligned(heads: Sequence[tuple[str, int]]) -> bool:
@@ -587,7 +599,7 @@ def are_aligned(heads: Sequence[tuple[str, int]]) -> bool:
     )
 
 
-def at_first_unique(
+def split_at_first_unique(
     columns: Sequence[Column], keys: Sequence[Hashable]
 ) -> tuple[list[Column], list[Column]]:
     """Split the columns at the first one that, with all columns before it, makes names unique.
@@ -595,13 +607,13 @@ def at_first_unique(
     That column comes first in the second list. keys: one value per name, such as its folder; only
     names with the same value need to differ.
     """
-    for place, column in enumerate(columns):
+    for position, column in enumerate(columns):
         numbers: dict[Hashable, int] = {}
         keys = [
             numbers.setdefault(pair, len(numbers)) for pair in zip(keys, column.values, strict=True)
         ]
         if len(numbers) == len(keys):
-            return [*columns[:place]], [*columns[place:]]
+            return [*columns[:position]], [*columns[position:]]
     return [*columns], []
 
 
@@ -617,11 +629,11 @@ def is_of_class(column: Column, labels: Sequence[Hashable]) -> bool:
     return len(pairs) == len(column.counts) == len({label for _, label in pairs})
 
 
-def series_of(stem: str, named: Sequence[str]) -> str:
+def series_of(stem: str, class_words: Sequence[str]) -> str:
     """Return the words before the first digit that mean files, parts of a set or classes.
 
     Names that differ in these words may belong to different series, with a counter for each.
     """
     head = re.split(r"\d", stem, maxsplit=1)[0].lower()
-    known = re.compile("|".join([FILE_WORDS, SERIES_WORDS, *named]))
-    return " ".join(word for word in re.findall(WORD, head) if known.fullmatch(word))
+    series_pattern = re.compile("|".join([FILE_WORDS, SERIES_WORDS, *class_words]))
+    return " ".join(word for word in re.findall(WORD, head) if series_pattern.fullmatch(word))

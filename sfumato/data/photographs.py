@@ -43,18 +43,20 @@ def taken_in_a_row(files: Sequence[Path | Member]) -> bool:
     photographs = [taken_at(file) for file in files]
     times = sorted(photograph.second for photograph in photographs if photograph.second is not None)
     numbers = {
-        (one.device, one.number) for one in photographs if one.device and one.number is not None
+        (photograph.device, photograph.number)
+        for photograph in photographs
+        if photograph.device and photograph.number is not None
     }
     following = sum(
         (device, number + 1) in numbers or (device, number - 1) in numbers
         for device, number in numbers
     )
-    return max(following, near(times, SECONDS)) > max(1, SHARE * len(files))
+    return max(following, count_near(times, SECONDS)) > max(1, SHARE * len(files))
 
 
-def near(times: Sequence[float], most: float) -> int:
-    """Count the entries of `times`, sorted, that are at most `most` seconds from another entry."""
-    close = [after - before <= most for before, after in pairwise(times)]
+def count_near(times: Sequence[float], max_gap: float) -> int:
+    """Count the entries of `times`, sorted, that are at most `max_gap` seconds from another."""
+    close = [after - before <= max_gap for before, after in pairwise(times)]
     return sum(before or after for before, after in pairwise([False, *close, False]))
 
 

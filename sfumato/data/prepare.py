@@ -111,22 +111,28 @@ def prepare_sensitive(
     with holding(file_lock(home.with_name(f".{home.name}.lock"))):
         clear_leftovers(home)  # leftovers may include images of a person who has withdrawn
         key = secret_key(state, data.name)
-        converted = conversions(data, home, journal)
+        settings_by_version = conversions(data, home, journal)
         listing = listing_of(data, key)
-        if listing is not None and (same := prepared_from(home, listing, data, state)) is not None:
-            kept = read_card(home / CARD)
+        if (
+            listing is not None
+            and (card_bytes := prepared_from(home, listing, data, state)) is not None
+        ):
+            kept_card = read_card(home / CARD)
             # Compute the fingerprint if the last process was killed before computing it
-            kept_fingerprint(state, kept)
-            if kept.version not in converted:  # the set was prepared by an older program
-                converted[kept.version] = data.model_dump(mode="json", include=CONVERSION)
-                write_local(home / CONVERTED, json.dumps(converted).encode())
-            replace_file(card, same)
+            kept_fingerprint(state, kept_card)
+            # The set was prepared by an older program
+            if kept_card.version not in settings_by_version:
+                settings_by_version[kept_card.version] = data.model_dump(
+                    mode="json", include=CONVERSION
+                )
+                write_local(home / CONVERTED, json.dumps(settings_by_version).encode())
+            replace_file(card, card_bytes)
             shutil.rmtree(shards_folder(home), ignore_errors=True)
-            return json.loads(same)  # type: ignore[no-any-return]
+            return json.loads(card_bytes)  # type: ignore[no-any-return]
         unnamed = unnamed_version(home)
         source = open_whole(data, raw, home, listing, key, workers)
-        with replacing_directory(home, private=True) as fresh:
-            image_set = split(source, key, data.holdout_fraction, fresh, data.labels == SEVERAL)
+        with replacing_directory(home, private=True) as new_home:
+            image_set = split(source, key, data.holdout_fraction, new_home, data.labels == SEVERAL)
             if data.groups is not None and image_set.groups is not None:
                 refuse_crowd(GroupIndex(image_set.groups).sizes, data.groups)
             public = Card(
@@ -143,25 +149,31 @@ def prepare_sensitive(
                 unnamed = public.version
             origin = {"source": data.source, "path": data.path and resolved(data.path)}
             if not data.different_people:
-                refuse_another_id(home, fresh, image_set.shape, origin)
+                refuse_another_id(home, new_home, image_set.shape, origin)
             images = fingerprint(image_set, key)
             if kept_version(home) == public.version:
-                refuse_another_split(home, fresh, public.version, journal, images)
-            refuse_regrouping(data, home, fresh, journal)
+                refuse_another_split(home, new_home, public.version, journal, images)
+            refuse_regrouping(data, home, new_home, journal)
             text = card_text(public.content())
-            write_local(fresh / CARD, text)
-            charged = images_charged(journal, public.version)
-            if public.version in converted or not charged or images in charged:
-                converted[public.version] = data.model_dump(mode="json", include=CONVERSION)
-            private = {ORIGIN: json.dumps(origin), LISTING: listing, UNNAMED: unnamed}
-            private[CONVERTED] = json.dumps(converted)
-            for name, content in (private | texts_left_out(source)).items():
+            write_local(new_home / CARD, text)
+            charged_fingerprints = images_charged(journal, public.version)
+            if (
+                public.version in settings_by_version
+                or not charged_fingerprints
+                or images in charged_fingerprints
+            ):
+                settings_by_version[public.version] = data.model_dump(
+                    mode="json", include=CONVERSION
+                )
+            private_files = {ORIGIN: json.dumps(origin), LISTING: listing, UNNAMED: unnamed}
+            private_files[CONVERTED] = json.dumps(settings_by_version)
+            for name, content in (private_files | texts_left_out(source)).items():
                 if content:
-                    write_local(fresh / name, content.encode())
+                    write_local(new_home / name, content.encode())
         shutil.rmtree(shards_folder(home), ignore_errors=True)
         kept_fingerprint(state, public)
         replace_file(card, text)
-    say_converted(source, home / LEFT_OUT)
+    print_conversions(source, home / LEFT_OUT)
     return public.content()
 
 
@@ -181,17 +193,17 @@ def open_whole(
     return read_shards(data, place_shards(shards, folder, key, decisive(data), listing), workers)
 
 
-def say_converted(source: Source, listed: Path) -> None:
+def print_conversions(source: Source, list_path: Path) -> None:
     """Print how many images were converted in each way, if standard error is a terminal.
 
-    Numbers of images are private, so they must not be in a log. listed: path of the list of
+    Numbers of images are private, so they must not be in a log. list_path: path of the list of
     pictures that were left out.
     """
     if source.left_out:
-        source.converted[f"left out (listed in {listed})"] = len(source.left_out)
+        source.converted[f"left out (listed in {list_path})"] = len(source.left_out)
     if source.converted and sys.stderr.isatty():
         print(
-            ", ".join(f"{what}: {count}" for what, count in source.converted.items()),
+            ", ".join(f"{kind}: {count}" for kind, count in source.converted.items()),
             file=sys.stderr,
         )
 
@@ -228,8 +240,8 @@ def listing_of(data: Data, key: bytes) -> str | None:
         if not all(file.state for file in files):
             return None
         return mac.hexdigest()
-    named = [data.path, data.groups.csv] if data.groups is not None else [data.path]
-    paths = [Path(resolved(name)) for name in named if name is not None]
+    path_settings = [data.path, data.groups.csv] if data.groups is not None else [data.path]
+    paths = [Path(resolved(name)) for name in path_settings if name is not None]
     if data.path is None or not all(path.exists() for path in paths):
         return None
     reading_sensitive()
@@ -307,20 +319,24 @@ def conversions(data: Data, home: Path, journal: Journal) -> dict[str, dict]:
     ConfigError if budget was spent on the version in `data` with other settings: its releases would
     be restored at no cost, and their cards would describe pictures from which they were not made.
     """
-    converted: dict[str, dict] = {}
+    settings_by_version: dict[str, dict] = {}
     if (home / CONVERTED).is_file():
-        converted = read_json(home / CONVERTED)
+        settings_by_version = read_json(home / CONVERTED)
     version = data.version or unnamed_version(home) or kept_version(home) or ""
-    now = data.model_dump(mode="json", include=CONVERSION)
-    before = converted.get(version, now)
-    if before != now and any(one["data_version"] == version for one in journal.records()):
-        earlier = ", ".join(f"data.{key}: {json.dumps(before[key])}" for key in sorted(before))
+    new_settings = data.model_dump(mode="json", include=CONVERSION)
+    old_settings = settings_by_version.get(version, new_settings)
+    if old_settings != new_settings and any(
+        record["data_version"] == version for record in journal.records()
+    ):
+        earlier = ", ".join(
+            f"data.{key}: {json.dumps(old_settings[key])}" for key in sorted(old_settings)
+        )
         raise ConfigError(
             f"data.fit or data.range has changed, but budget was already spent on data.version="
             f"{version}, which was prepared with {earlier}. Restore these settings. To use the "
             "new ones, set a new data.version: every query then spends again"
         )
-    return converted
+    return settings_by_version
 
 
 def kept_version(home: Path) -> str | None:
@@ -387,10 +403,10 @@ def expected_public(
     """
     if is_url(public.path):
         raise DataError(f"public.path={public.path} is a URL: run `stage prepare public` first")
-    here = public
+    public_with_path = public
     if public.path is None and public.source not in DRAWN:
-        here = public.model_copy(update={"path": str(raw)})
-    source = read_public(here, shape, raw, seed)
+        public_with_path = public.model_copy(update={"path": str(raw)})
+    source = read_public(public_with_path, shape, raw, seed)
     card = public_card(public, shape, source, source.size - source.held_out)
     return card, releases_behind(public, state)
 
@@ -422,13 +438,13 @@ def write_public(source: Source, shape: tuple[int, int, int], directory: Path) -
             writer.append(image, label)
     image_set = load_images(directory, source.classes)
     columns = 10
-    shown = np.full(
+    tiles = np.full(
         (min(len(source.classes), 20), columns, *image_set.images.shape[1:]), 255, np.uint8
     )
-    for label, row in enumerate(shown):
+    for label, row in enumerate(tiles):
         first = np.flatnonzero(image_set.labels == label)[:columns]
         row[: len(first)] = image_set.images[first]
-    grid = to_grid(shown.reshape(-1, *shown.shape[2:]).transpose(0, 3, 1, 2) / 255, columns)
+    grid = to_grid(tiles.reshape(-1, *tiles.shape[2:]).transpose(0, 3, 1, 2) / 255, columns)
     save_png(directory / "grid.png", grid)
     return image_set
 
@@ -542,17 +558,17 @@ def assigned(
 
     The hash is None if the source has no groups.
     """
-    drawn = source.test is None
+    is_keyed = source.test is None
     examples = chain(zip(repeat(False), source.train), zip(repeat(True), source.test or ()))
     if source.groups is None:
         for in_test, example in examples:
-            yield in_test or (drawn and is_held_out(example[0], key, fraction)), None, example
+            yield in_test or (is_keyed and is_held_out(example[0], key, fraction)), None, example
         return
     # A generator, not a list, because `left_out` is filled while the examples are read
     names = (name for i, name in enumerate(source.groups) if i not in source.left_out)
     for (in_test, example), name in zip(examples, names, strict=True):
         group = group_hash(name, example[0], key)
-        yield in_test or (drawn and is_below(group, fraction)), group, example
+        yield in_test or (is_keyed and is_below(group, fraction)), group, example
 
 
 def group_hash(name: str | None, image: np.ndarray, key: bytes) -> bytes:
@@ -589,12 +605,12 @@ def kept_fingerprint(state: Path, card: Card) -> str:
 
     It is computed once per preparation and stored.
     """
-    kept = dataset_directory(state, card.dataset_id) / "fingerprint"
+    path = dataset_directory(state, card.dataset_id) / "fingerprint"
     # Compute it if the file is missing, or was truncated by a full disk
-    if not kept.is_file() or kept.stat().st_size != FINGERPRINT_DIGITS:
+    if not path.is_file() or path.stat().st_size != FINGERPRINT_DIGITS:
         images = load_prepared(state, card, SENSITIVE)
-        replace_private(kept, fingerprint(images, secret_key(state, card.dataset_id)).encode())
-    return kept.read_text(encoding="utf-8")
+        replace_private(path, fingerprint(images, secret_key(state, card.dataset_id)).encode())
+    return path.read_text(encoding="utf-8")
 
 
 def fingerprint(image_set: ImageSet, key: bytes) -> str:

@@ -686,7 +686,7 @@ def test_equal_images_are_found_whatever_stands_around_them(owner):
     owner.prepare(images[:300])
     owner.prepare(images[200:], dataset_id="other", different_people=True)
     homes = [owner.state / "data" / name for name in ("set", "other")]
-    every = [*map(duplicates.by_content, homes)]
+    every = [*map(duplicates.content_hashes, homes)]
     assert [len(one) for one in every] == [300, 200] and len(np.intersect1d(*every)) == 100
     with pytest.raises(ConfigError, match="already counted under the dataset id 'other'"):
         owner.prepare(images[:300])
@@ -696,15 +696,15 @@ def test_thumbnails_are_compared_in_blocks_of_a_fixed_sample(owner, monkeypatch)
     images = np.random.default_rng(4).integers(0, 256, (90, 12, 12), dtype=np.uint8)
     owner.prepare(images)
     home = owner.state / "data/set"
-    whole = np.concatenate([*duplicates.looks(home)])
-    monkeypatch.setattr(duplicates, "LOOKS_AT_ONCE", 7)
-    blocks = [*duplicates.looks(home)]
+    whole = np.concatenate([*duplicates.grey_thumbnails(home)])
+    monkeypatch.setattr(duplicates, "THUMBNAILS_AT_ONCE", 7)
+    blocks = [*duplicates.grey_thumbnails(home)]
     assert (
         max(map(len, blocks)) == 7
         and np.array_equal(np.concatenate(blocks), whole)
         and len(whole) == 90
     )
-    few, again = (np.concatenate([*duplicates.looks(home, 20)]) for _ in range(2))
+    few, again = (np.concatenate([*duplicates.grey_thumbnails(home, 20)]) for _ in range(2))
     assert (
         np.array_equal(few, again)
         and 20 < len(few) <= 40
