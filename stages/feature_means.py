@@ -30,12 +30,12 @@ def release_means(
 ) -> None:
     """Release the noisy sum of `features` over each class, divided by `run.counts.total`.
 
-    about: content of features.json. It determines `features`, together with `network` and, for
-    `embedding`, with the teacher;
+    about: content of features.json. From it, from `network` and, for `embedding`, from the teacher,
+    `features` can be computed again;
     network: network that computes the features, None if there is none;
     sensitivity: bound on the contribution of one image, in words;
     cache: arguments of `features`. The images' rows are stored under a digest of these arguments
-    and of the state of `features`. None to store no rows.
+    and of the state of `features`. If None, no rows are stored.
     """
     from sfumato.features import FeatureMeans
     from sfumato.queries.feature_means import encoder_of, query_feature_means, save_means

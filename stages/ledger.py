@@ -56,10 +56,10 @@ def check(
         float | None, typer.Option(help="Compute epsilon at this delta instead of the ledger's.")
     ] = None,
     unit: Annotated[
-        str | None, typer.Option(help="Fail unless this unit is protected: image or group.")
+        str | None, typer.Option(help="Fail unless the ledger protects this unit: image or group.")
     ] = None,
     artifacts: Annotated[
-        bool, typer.Option("--artifacts", help="Also verify the files and their records.")
+        bool, typer.Option("--artifacts", help="Also verify files and records of all artifacts.")
     ] = False,
     ledger_only: Annotated[bool, typer.Option("--ledger-only", help=LEDGER_ONLY_HELP)] = False,
     opinions: Annotated[str, typer.Option(help=OPINIONS_HELP, metavar="own|all")] = "own",
@@ -200,7 +200,7 @@ def history(
             "directory, or run `stage ledger adopt`"
         )
     if not entries or entries[-1]["kind"] == GENESIS:
-        tell(f"dataset {odometer.dataset_id!r}: no history")
+        tell(f"dataset {odometer.dataset_id!r}: no history in {odometer.path}")
         return
     accountant = "rdp"
     if delta is None:

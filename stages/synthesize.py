@@ -158,7 +158,8 @@ def drawing_work(about: Work, settings: Synthesize) -> float:
     if settings.herding > 1:
         selection = about.network("frequency") + about.network("teacher") * settings.relabel
         cells = COMPARED_CELLS * min(settings.herding * settings.count / about.classes, TOGETHER)
-        cost += settings.herding * selection + WRITTEN / 2 * cells  # a read costs half of a write
+        # A read costs half as much as a write
+        cost += settings.herding * selection + WRITTEN / 2 * cells
     for source, weight in settings.sources.items():
         share = weight / sum(settings.sources.values())
         if source in ("auxiliary", "refine"):

@@ -12,8 +12,8 @@ from sfumato.data.names import Column
 from sfumato.data.tables import meaning
 
 # Patterns to search for in the names of columns with repeated cells. A name that matches OF_PERSONS
-# may mean ids of persons. A name that matches OF_THINGS may mean ids of things that belong to one
-# person, such as sessions or specimens.
+# may stand for ids of persons. A name that matches OF_THINGS may stand for ids of things that
+# belong to one person, such as sessions or specimens.
 OF_PERSONS = re.compile(
     r"patient|pa[cz]i?ente?|subj|person|particip|proband|donor|volunteer|individual|client|user"
     r"|signer|speaker|writer|worker|owner|animal|identity|mrn|(^|_)(pat|sub|uid|hn)(_|$)"
@@ -77,16 +77,17 @@ def repeated_ids(
 
 
 def rate_ids(name: str, cells: Sequence[str]) -> int:
-    """Rate whether the cells of a column repeat and are ids of persons.
+    """Rate how likely a column is to contain persons' ids, each for several pictures.
 
-    Returns 2 if the column can be proposed: its name means persons, or its cells look like ids or
-    names of persons. Returns 1 if only the owner can decide, otherwise 0.
+    Returns 2 if the column can be proposed: its name refers to persons, or its cells look like ids
+    or names of persons. Returns 1 if only the owner can decide, otherwise 0.
 
     Dates, years and sizes repeat too. So only cells that match ID_FORM are considered, with three
-    exceptions: the column's name means persons, the name means things such as sessions (OF_THINGS),
-    or the cells are numbers with the form of ids. Dates are considered only if the name means
-    persons. If values have many pictures each, they must look like ids even if the column's name
-    means persons, because they may be ages.
+    exceptions: the column's name refers to persons, the name refers to things such as sessions
+    (OF_THINGS), or the cells are numbers with the form of ids. Dates are considered only if the
+    name refers to persons. If values have many pictures each, they must look like ids even if the
+    column's name refers to persons, because they may be ages. Columns of names, birthdays or
+    addresses (TELLING) need not look like ids.
     """
     personal = TELLING.fullmatch(meaning(name))
     person = personal or OF_PERSONS.search(snake_case(name))
@@ -160,7 +161,8 @@ def look_like_ids(name: str, cells: Sequence[str]) -> bool:
 def coarser_ids(columns: Mapping[str, Sequence[str]], id_column: str) -> list[str]:
     """Return the columns of persons' ids in which one id belongs to several ids of `id_column`.
 
-    The column `id_column` may then contain ids of examinations, although its name means persons.
+    The column `id_column` may then contain ids of examinations, although its name refers to
+    persons.
     """
     return [
         name

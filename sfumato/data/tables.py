@@ -350,7 +350,7 @@ def json_rows(table: Path) -> Rows:
     objects: dict[int, dict[str, object]] = {}
     for number, line in enumerate(lines_of(table, "\n", (b",", b"[", b"{")), 1):
         if line.strip():
-            message = f"{table}, row {number}, is not a JSON object: correct it"
+            message = f"{table}, row {number}, is not a JSON object: write one object per row"
             with explained(DataError, message, causes=(ValueError, TypeError)):
                 objects[number] = dict(parse_json(line))
     heads = [*dict.fromkeys(chain.from_iterable(objects.values()))]

@@ -67,7 +67,10 @@ class Trained:
         self.ema.update(self.parameters)
 
     def moments(self) -> dict[str, Tensor]:
-        """Return the average and Adam's moments, under names such as `exp_avg.conv_in.weight`."""
+        """Return the weights' moving average and Adam's moments.
+
+        Returns tensors by names such as `exp_avg.conv_in.weight`.
+        """
         tensors = {}
         for name, value in self.parameters.items():
             state = self.optimiser.state.get(value) or {"step": torch.tensor(0.0)}
@@ -79,7 +82,7 @@ class Trained:
 
     @torch.no_grad()
     def load_moments(self, tensors: Mapping[str, Tensor], steps: int) -> None:
-        """Restore the average and Adam's moments.
+        """Restore the weights' moving average and Adam's moments.
 
         tensors: result of `moments` after `steps` steps.
         """

@@ -39,8 +39,8 @@ ORDERS: tuple[float, ...] = (
     *range(256, 1025, 64),
     *(1536, 2048, 3072, 4096),
 )
-# Below this δ, a privacy-loss distribution may give a larger ε than Rényi's bound, because its
-# computation leaves out tails with a probability of 1e-15
+# Below this δ, a privacy-loss distribution may give a larger ε than Rényi's bound. It leaves out
+# tails with a probability of 1e-15 and, to stay valid, adds this probability to δ
 SMALLEST_PLD_DELTA = 1e-13
 LARGEST_PLD = 100.0  # Largest ε by RDP for which `epsilon` uses a privacy-loss distribution
 ROOT_ERROR = 1e-11  # Error of an exact ε: ten times the tolerance of dp-accounting's search

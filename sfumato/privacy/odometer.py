@@ -177,7 +177,8 @@ class Odometer(Journal):
         A charge that was released, but is open in this journal, is closed, so that it cannot be
         resumed. After any call of this method, `complete()` returns False.
 
-        seen: names to treat as known from now on, and records that were released.
+        seen: ids of charges and heads of journals to treat as known from now on, and ids of
+        released charges.
 
         Returns (number of added records, number of unreadable entries of an invalid journal).
         """

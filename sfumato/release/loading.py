@@ -52,9 +52,10 @@ class Release:
             several labels.
         kinds: (N,) text: "plain" for an image as a model drew it, "distorted", "blend" or "public".
         classes: Class names, in the order of the labels.
-        card: Content of `card.json`, with ε and δ. If only some kinds were loaded, `images`,
-            `kinds` and `sources` describe the loaded images. `sources` is then empty if the release
-            has several sources, because it is not recorded which image is from which source.
+        card: Content of `card.json`, with ε and δ. If only some kinds were loaded, the card's
+            entries `images`, `kinds` and `sources` count only these images. The entry `sources` is
+            then empty if the release has several sources, because it is not recorded which image
+            is from which source.
         ledger: Record of every privacy mechanism behind the set, by id.
         path: Folder that the set was read from.
         cost: Cost of everything behind the set: ε, δ, the neighbour relation and the protected

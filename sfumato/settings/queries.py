@@ -245,7 +245,10 @@ class Teacher(QuerySettings):
     def own_feature_has_a_network(self) -> Self:
         for part in self.maps:
             if part.map == "own" and part.network is None:
-                raise ValueError("teacher: the map `own` requires `network`: set it")
+                raise ValueError(
+                    "teacher: the map `own` requires `network`: set its path, sha256 and "
+                    "architecture"
+                )
             if part.map != "own" and part.network is not None:
                 raise ValueError(
                     f"teacher: `network` is set, but the map is `{part.map}`: set the map to "

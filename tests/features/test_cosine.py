@@ -1,4 +1,6 @@
-"""The cosine transform is a rotation. Rows have norm 1 at most, and may ignore mirroring."""
+"""The cosine transform is a rotation, and rows have norm 1 at most. With `flip`, an image and its
+mirror image have the same row.
+"""
 
 import pytest
 import torch

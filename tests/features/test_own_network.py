@@ -108,8 +108,8 @@ def test_it_stays_in_evaluation_mode(tmp_path, digits):
 
 
 def test_a_row_is_the_same_to_the_last_bit_in_any_company(tmp_path, digits):
-    """Test the network by itself, and as a part of other features, as in the query that uses a
-    teacher's features.
+    """Test the network by itself, and inside `FourierFeatures`, where the query with a teacher's
+    features uses it.
     """
     images = digits.batch(range(40))[0]
     own = ProjectedFeatures(OWN, SHAPE, 5, small_file(tmp_path / "weights").arguments())

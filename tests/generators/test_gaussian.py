@@ -68,7 +68,8 @@ def test_what_is_drawn_has_the_moments_of_its_class(clouds):
     above = drawn[own == 0][:, :, :8].mean()
     left = drawn[own == 1][:, :, :, :8].mean()
     assert above > 0.6 and left > 0.6
-    # The release contains all about the mean brightness, so drawn images have the same spread of it
+    # The release contains mean and variance of the images' brightness, so the brightness of drawn
+    # images has the same standard deviation
     assert math.isclose(drawn.mean((1, 2, 3)).std(), images.mean((1, 2, 3)).std(), rel_tol=0.35)
 
 

@@ -128,7 +128,7 @@ def test_a_bound_that_gives_no_noise_or_all_is_refused(owner, bound):
 
 
 def released_values(owner, total: float, integer: bool, count: int = 20_000) -> np.ndarray:
-    """Return `count` releases of the same small total, float64."""
+    """Release a vector of `count` entries, all equal to `total`. Returns the vector, float64."""
     charge = owner.open(Mechanism(noise_multiplier=3.0), plan=f"{total}")
     draw(charge)
     return charge.release(

@@ -285,7 +285,8 @@ def distinguishability(
 def test_an_image_copied_fifty_times_is_no_easier_to_find(name, digits):
     """There are 600 releases with a patient and 600 without.
 
-    The standard error of μ is √(2/600) = 0.058. The tolerance, 0.3, is five of them.
+    μ is the difference of the means, in standard deviations of the noise. Its standard error is
+    √(2/600) = 0.058. The tolerance, 0.3, is five standard errors.
     """
     sigma = 2.0
     releases = 600

@@ -558,9 +558,9 @@ def merged_ledger() -> dict:
     return build_ledger(BUDGET, Records.of((NORTH, SOUTH), APART), [])
 
 
-def test_ledger_and_artifacts_set_the_same_data_sets_apart(tmp_path):
-    """A ledger that sets data sets apart counts each record only for the people of one set. The
-    artifacts must declare the same sets as apart.
+def test_ledger_and_artifacts_list_the_same_disjoint_sets(tmp_path):
+    """If a ledger lists datasets that share no person, each record of such a dataset counts only
+    for its own persons. The artifacts must list the same datasets.
     """
     records = {"count": [NORTH], "frequency": [NORTH, SOUTH], "auxiliary": [NORTH, SOUTH]}
     for declared in ((), APART):

@@ -192,7 +192,7 @@ def zipped(write, folder: str = "set"):
 
 
 def hub(*parts: str, **columns: str):
-    """Return a function that writes Parquet files with pictures inside, as hubs have them.
+    """Return a function that writes Parquet files with pictures inside, as on the Hugging Face Hub.
 
     The labels are numbers. The names of the classes are in the metadata of the schema.
     """
