@@ -58,10 +58,10 @@ def adversarial(run: QueryRun, settings: Adversarial) -> None:
         save_log(log, directory / "log.csv")
 
 
-def work(about: Work) -> float:
+def work(workload: Work) -> float:
     from stages.finetune import clipped_gradients
 
-    return clipped_gradients(about, "adversarial")
+    return clipped_gradients(workload, "adversarial")
 
 
 STAGE = Stage(

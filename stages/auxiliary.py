@@ -40,34 +40,36 @@ def auxiliary(run: StageRun, settings: Auxiliary) -> None:
         save_drawing(generator, settings.images, priors, plan.classes, plan.seed + 1, directory)
 
 
-def network_work(about: Work, block: int) -> int:
+def network_work(workload: Work, block: int) -> int:
     from functools import partial
 
     import torch
 
     from sfumato.generators.one_step import new_generator
 
-    settings = about.params.auxiliary
-    build = partial(new_generator, about.shape, about.classes, settings.latent, settings.width, 0)
-    return about.operations(build, (settings.latent,), torch.zeros(1, dtype=torch.int64), block)
+    settings = workload.params.auxiliary
+    build = partial(
+        new_generator, workload.shape, workload.classes, settings.latent, settings.width, 0
+    )
+    return workload.operations(build, (settings.latent,), torch.zeros(1, dtype=torch.int64), block)
 
 
-def work(about: Work) -> float:
+def work(workload: Work) -> float:
     from sfumato.generators.one_step import block_of_steps, new_generator
 
-    settings = about.params.auxiliary
+    settings = workload.params.auxiliary
     if settings.target == "covariance":  # no network runs: images are drawn from Gaussians
         return 0.0
-    generator = new_generator(about.shape, about.classes, settings.latent, settings.width, 0)
-    coarsest = max(feature.block for feature in about.params.frequency.features)
+    generator = new_generator(workload.shape, workload.classes, settings.latent, settings.width, 0)
+    coarsest = max(feature.block for feature in workload.params.frequency.features)
     blocks = block_of_steps(
         [block for block in generator.blocks if block <= coarsest], settings.steps
     )
     costs = {
-        block: about.network("auxiliary", block) + about.network("frequency", block)
+        block: workload.network("auxiliary", block) + workload.network("frequency", block)
         for block in set(blocks)
     }
-    return about.TRAINING * settings.batch * sum(costs[block] for block in blocks)
+    return workload.TRAINING * settings.batch * sum(costs[block] for block in blocks)
 
 
 def problems(setup: Setup) -> Problems:

@@ -37,22 +37,22 @@ def classifier(run: StageRun, settings: Classifier) -> None:
         write_json(directory / "card.json", content)
 
 
-def network_work(about: Work, block: int) -> int:
+def network_work(workload: Work, block: int) -> int:
     from functools import partial
 
     from sfumato.features.public_network import build_network
     from sfumato.planning.work import PUBLIC_CLASSES
 
-    settings = about.params.classifier
-    return about.operations(
-        partial(build_network, settings.network, about.shape, PUBLIC_CLASSES, settings.width),
-        about.shape,
+    settings = workload.params.classifier
+    return workload.operations(
+        partial(build_network, settings.network, workload.shape, PUBLIC_CLASSES, settings.width),
+        workload.shape,
     )
 
 
-def work(about: Work) -> float:
-    settings = about.params.classifier
-    return about.TRAINING * settings.steps * settings.batch * about.network("classifier")
+def work(workload: Work) -> float:
+    settings = workload.params.classifier
+    return workload.TRAINING * settings.steps * settings.batch * workload.network("classifier")
 
 
 STAGE = Stage(

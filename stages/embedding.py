@@ -48,23 +48,24 @@ def embedding(run: QueryRun, settings: Embedding) -> None:
     release_means(run, features, released, description, cache=cache, network=network)
 
 
-def network_work(about: Work, block: int) -> int:
+def network_work(workload: Work, block: int) -> int:
     from functools import partial
 
     from sfumato.features.public_network import build_network
     from sfumato.queries.feature_means import LEARNED
 
-    build = partial(build_network, LEARNED.network, about.shape, about.classes, LEARNED.width)
-    return about.operations(build, about.shape)
+    build = partial(build_network, LEARNED.network, workload.shape, workload.classes, LEARNED.width)
+    return workload.operations(build, workload.shape)
 
 
-def work(about: Work) -> float:
+def work(workload: Work) -> float:
     from sfumato.queries.feature_means import LEARNED
 
-    looked_at = about.params.auxiliary.images + about.seen("embedding")
-    training = about.TRAINING * about.params.embedding.learned.steps * LEARNED.batch
+    looked_at = workload.params.auxiliary.images + workload.seen("embedding")
+    training = workload.TRAINING * workload.params.embedding.learned.steps * LEARNED.batch
     return (
-        about.network("embedding") * (training + looked_at) + about.network("teacher") * looked_at
+        workload.network("embedding") * (training + looked_at)
+        + workload.network("teacher") * looked_at
     )
 
 

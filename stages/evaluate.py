@@ -84,7 +84,7 @@ def evaluate(
     show_local(tables_of(numbers), metrics, f"Verdict: {numbers['verdict']['sentence']}")
 
 
-def work(about: Work) -> float:
+def work(workload: Work) -> float:
     """Estimate the number of operations of all training runs."""
     from functools import partial
 
@@ -92,21 +92,22 @@ def work(about: Work) -> float:
     from sfumato.evaluation.downstream import schedule_of
     from sfumato.training.supervised import Schedule
 
-    settings = about.params.evaluate
-    synthesize = about.params.synthesize
+    settings = workload.params.evaluate
+    synthesize = workload.params.synthesize
     sets = [synthesize.count] * len(settings.seeds)
     if settings.bound:
-        sets += [about.params.privacy.size] * len(settings.seeds)
+        sets += [workload.params.privacy.size] * len(settings.seeds)
     if synthesize.relabel:
         sets.append(int(synthesize.count * (1 - synthesize.distorted - synthesize.mixed)))
     steps = sum(
         schedule_of("cnn", images, settings.epochs, settings.steps).steps for images in sets
     )
     networks = [
-        partial(build_classifier, name, about.shape, about.classes) for name in settings.classifiers
+        partial(build_classifier, name, workload.shape, workload.classes)
+        for name in settings.classifiers
     ]
-    operations = sum(about.operations(network, about.shape) for network in networks)
-    return about.TRAINING * Schedule.batch * steps * operations
+    operations = sum(workload.operations(network, workload.shape) for network in networks)
+    return workload.TRAINING * Schedule.batch * steps * operations
 
 
 def problems(setup: Setup) -> Problems:

@@ -69,16 +69,18 @@ def finetune(run: QueryRun, settings: Finetune) -> None:
         save_log(log, directory / "log.csv")
 
 
-def clipped_gradients(about: Work, query: str) -> float:
+def clipped_gradients(workload: Work, query: str) -> float:
     """Estimate the number of operations of a query that uses DP-SGD.
 
     A clipped gradient costs as much as four forward passes.
     """
-    return 4 * getattr(about.params, query).draws * about.seen(query) * about.network(query)
+    return (
+        4 * getattr(workload.params, query).draws * workload.seen(query) * workload.network(query)
+    )
 
 
-def work(about: Work) -> float:
-    return clipped_gradients(about, "finetune")
+def work(workload: Work) -> float:
+    return clipped_gradients(workload, "finetune")
 
 
 def compare_noise(plan: Plan) -> Iterator[str]:

@@ -38,20 +38,20 @@ def record_text(features: FourierFeatures) -> str:
     return f"joint embedding: {waves} Fourier features, {outputs} outputs of public maps, by class"
 
 
-def network_work(about: Work, block: int) -> int:
+def network_work(workload: Work, block: int) -> int:
     from functools import partial
 
     from sfumato.features.fourier import FourierFeatures
 
-    settings = about.params.frequency
-    channels, *sides = about.shape
+    settings = workload.params.frequency
+    channels, *sides = workload.shape
     blocks = channels, *(-(-side // block) for side in sides)
-    build = partial(FourierFeatures, about.shape, settings.features, settings.size, 0)
-    return about.operations(build, blocks)
+    build = partial(FourierFeatures, workload.shape, settings.features, settings.size, 0)
+    return workload.operations(build, blocks)
 
 
-def work(about: Work) -> float:
-    return about.network("frequency") * about.seen("frequency")
+def work(workload: Work) -> float:
+    return workload.network("frequency") * workload.seen("frequency")
 
 
 def problems(setup: Setup) -> Problems:

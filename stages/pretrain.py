@@ -62,7 +62,7 @@ def pretrain(run: StageRun, settings: Pretrain) -> None:
             save_png(directory / "central.png", to_grid(images, len(classes)))
 
 
-def denoiser_work(about: Work, block: int) -> int:
+def denoiser_work(workload: Work, block: int) -> int:
     """Count the operations of the diffusion model on one image."""
     from functools import partial
 
@@ -70,17 +70,18 @@ def denoiser_work(about: Work, block: int) -> int:
 
     from sfumato.diffusion.unet import UNet
 
-    channels, height, width = about.shape
-    build = partial(UNet, (height, width), channels, about.classes, about.params.model)
-    return about.operations(build, about.shape, (), torch.zeros(1, dtype=torch.int64))
+    channels, height, width = workload.shape
+    build = partial(UNet, (height, width), channels, workload.classes, workload.params.model)
+    return workload.operations(build, workload.shape, (), torch.zeros(1, dtype=torch.int64))
 
 
-def work(about: Work) -> float:
+def work(workload: Work) -> float:
     # A perturbed step needs two passes
     passes = sum(
-        phase.steps * phase.batch * (1 + bool(phase.amp)) for phase in about.params.pretrain.phases
+        phase.steps * phase.batch * (1 + bool(phase.amp))
+        for phase in workload.params.pretrain.phases
     )
-    return about.TRAINING * passes * about.network("pretrain")
+    return workload.TRAINING * passes * workload.network("pretrain")
 
 
 def problems(setup: Setup) -> Problems:

@@ -37,12 +37,14 @@ def refine(run: StageRun, settings: Refine) -> None:
         )
 
 
-def work(about: Work) -> float:
-    settings = about.params.refine
-    cost = about.network("auxiliary") + about.network("frequency") + about.network("teacher")
-    if about.params.runs("embedding"):
-        cost += about.network("embedding") + about.network("teacher")
-    return about.TRAINING * settings.steps * settings.batch * cost
+def work(workload: Work) -> float:
+    settings = workload.params.refine
+    cost = (
+        workload.network("auxiliary") + workload.network("frequency") + workload.network("teacher")
+    )
+    if workload.params.runs("embedding"):
+        cost += workload.network("embedding") + workload.network("teacher")
+    return workload.TRAINING * settings.steps * settings.batch * cost
 
 
 def problems(setup: Setup) -> Problems:

@@ -37,8 +37,8 @@ def saliency(run: QueryRun, settings: Saliency) -> None:
         save_ranking(rows, noise_std, directory)
 
 
-def work(about: Work) -> float:
-    return clipped_gradients(about, "saliency")
+def work(workload: Work) -> float:
+    return clipped_gradients(workload, "saliency")
 
 
 STAGE = Stage(

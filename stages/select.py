@@ -44,8 +44,12 @@ def select(run: StageRun, settings: Select) -> None:
         save_selection(directory, images, kept, indices, labels, classes if per_class else None)
 
 
-def work(about: Work) -> float:
-    return about.network("teacher") * about.public_images * (about.params.select.by == "teacher")
+def work(workload: Work) -> float:
+    return (
+        workload.network("teacher")
+        * workload.public_images
+        * (workload.params.select.by == "teacher")
+    )
 
 
 def problems(setup: Setup) -> Problems:

@@ -30,21 +30,21 @@ def student(run: StageRun, settings: Student) -> None:
         write_card(directory, run.plan, release.records, "student.md")
 
 
-def network_work(about: Work, block: int) -> int:
+def network_work(workload: Work, block: int) -> int:
     from functools import partial
 
     from sfumato.features.public_network import build_network
 
     build = partial(
-        build_network, "residual", about.shape, about.classes, about.params.student.width
+        build_network, "residual", workload.shape, workload.classes, workload.params.student.width
     )
-    return about.operations(build, about.shape)
+    return workload.operations(build, workload.shape)
 
 
-def work(about: Work) -> float:
-    settings = about.params.student
-    drawing = about.params.synthesize.model_copy(update={"herding": 1})
-    each = about.TRAINING * about.network("student") + 1.25 * drawing_work(about, drawing)
+def work(workload: Work) -> float:
+    settings = workload.params.student
+    drawing = workload.params.synthesize.model_copy(update={"herding": 1})
+    each = workload.TRAINING * workload.network("student") + 1.25 * drawing_work(workload, drawing)
     return settings.steps * settings.batch * each
 
 

@@ -142,7 +142,7 @@ def choose(
     return replace(mixtures[name], mixture={"chosen": name, "agreement": agreements}), sources
 
 
-def drawing_work(about: Work, settings: Synthesize) -> float:
+def drawing_work(workload: Work, settings: Synthesize) -> float:
     """Estimate the mean number of operations per image of a release or a stream.
 
     The operations draw, select and label images.
@@ -154,24 +154,24 @@ def drawing_work(about: Work, settings: Synthesize) -> float:
     evaluations = (2 * settings.steps - 1) * (1 + (settings.guidance > 0))
     cost = 0.0
     if settings.reads("teacher"):
-        cost += about.network("teacher") * (1 + settings.distorted + settings.mixed)
+        cost += workload.network("teacher") * (1 + settings.distorted + settings.mixed)
     if settings.herding > 1:
-        selection = about.network("frequency") + about.network("teacher") * settings.relabel
-        cells = COMPARED_CELLS * min(settings.herding * settings.count / about.classes, TOGETHER)
+        selection = workload.network("frequency") + workload.network("teacher") * settings.relabel
+        cells = COMPARED_CELLS * min(settings.herding * settings.count / workload.classes, TOGETHER)
         # A read costs half as much as a write
         cost += settings.herding * selection + WRITTEN / 2 * cells
     for source, weight in settings.sources.items():
         share = weight / sum(settings.sources.values())
         if source in ("auxiliary", "refine"):
-            cost += share * about.network("auxiliary") * settings.herding
+            cost += share * workload.network("auxiliary") * settings.herding
         elif source in ("finetune", "pretrain"):
-            cost += share * about.network(source) * evaluations * settings.herding
+            cost += share * workload.network(source) * evaluations * settings.herding
     return cost
 
 
-def work(about: Work) -> float:
-    settings = about.params.synthesize
-    return settings.count * drawing_work(about, settings)
+def work(workload: Work) -> float:
+    settings = workload.params.synthesize
+    return settings.count * drawing_work(workload, settings)
 
 
 def problems(setup: Setup) -> Problems:

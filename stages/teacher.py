@@ -65,29 +65,29 @@ def teacher(run: QueryRun, settings: Teacher) -> None:
         write_card(directory, plan, merge_records(list(run.inputs.values()), [charge.record]))
 
 
-def network_work(about: Work, block: int) -> int:
+def network_work(workload: Work, block: int) -> int:
     from functools import partial
 
     from sfumato.features.projection import ProjectedFeatures
     from sfumato.planning.work import PUBLIC_CLASSES
 
-    settings = about.params.teacher
+    settings = workload.params.teacher
     network = settings.network and settings.network.arguments()
     if settings.reads("classifier"):
-        classifier = about.params.classifier.model_dump(include={"network", "width"})
-        network = {**classifier, "shape": about.shape, "classes": PUBLIC_CLASSES}
-    features = settings.features or settings.feature, about.shape, settings.dimension
-    return about.operations(
-        partial(ProjectedFeatures, *features, network, settings.flip), about.shape
+        classifier = workload.params.classifier.model_dump(include={"network", "width"})
+        network = {**classifier, "shape": workload.shape, "classes": PUBLIC_CLASSES}
+    features = settings.features or settings.feature, workload.shape, settings.dimension
+    return workload.operations(
+        partial(ProjectedFeatures, *features, network, settings.flip), workload.shape
     )
 
 
-def work(about: Work) -> float:
+def work(workload: Work) -> float:
     from sfumato.features.teacher_network import FITTED
 
-    looked_at = FITTED + about.params.privacy.size
-    rows = about.params.teacher.dimension * about.row * about.seen("teacher")
-    return about.network("teacher") * looked_at + rows
+    looked_at = FITTED + workload.params.privacy.size
+    rows = workload.params.teacher.dimension * workload.row * workload.seen("teacher")
+    return workload.network("teacher") * looked_at + rows
 
 
 def problems(setup: Setup) -> Problems:
