@@ -2,9 +2,9 @@
 
     python benchmarks/accuracy_minutes.py [docs/accuracy-minutes.png]
 
-A point stands for all rows with the same recipe, ε and set. Its accuracy is their mean. Its time is
-from the fastest row, and is for a complete run on two processor cores. All published results are
-drawn at the training time of FETA-Pro, added up over its four GPUs.
+A point stands for all rows with the same recipe, ε and set. Its accuracy is the mean of these rows.
+Its time is from the fastest row, and is for a complete run on two processor cores. All published
+results are drawn at the training time of FETA-Pro, added up over its four GPUs.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
     # the training split, in class folders
     OMP_NUM_THREADS=1 python benchmarks/cifar10_teacher.py --folder cifar10
 
-The first command measures the number for a leaderboard: it trains on 50 000 images, and reads the
+The first command measures the accuracy for a leaderboard: it trains on 50 000 images, and reads the
 official test split once for each ε. With --folder, a fifth of the images, chosen by a key, is held
 out.
 The public images are textures that a program draws, and the filters of the feature map are patches

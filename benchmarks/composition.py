@@ -7,8 +7,8 @@ CIFAR: a folder of CIFAR-10's training images, with one folder per class. For ea
 two teachers are trained. One has the recipe's noise multipliers under `privacy.accountant: rdp`,
 the other the multipliers under `exact`. Both use the same draws of noise. The directions of the
 features are fitted to the hold-out. A real release may not use the hold-out, so its accuracy would
-be lower than both accuracies here. The two can still be compared. Accuracy is in
-%, on the hold-out.
+be lower than both accuracies here. The two can still be compared. Accuracies are measured on the
+hold-out, in %.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ a folder, change a mode (`tests/file_faults.py`). Each kill leaves up to three s
 
 In each state, the command is run again. It must succeed, or refuse because the release is already
 kept. No charge may be made twice, and forgotten files must be gone. A power cut after the end of
-the command must undo nothing. A state with the same files as at the event before is not tried.
+the command must undo nothing. A state with the same files as at the previous event is not tried.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ CHANGING = re.compile(r"\.\d+-\d+\.tmp|[0-9a-f]{32}|\d{19}")
 class Case:
     """A command to kill.
 
-    words: the command; before: prepares a project for it; check: raises AssertionError unless the
-    command's results are complete.
+    words: the command; before: function that prepares a project for the command; check: function
+    that raises AssertionError unless the command's results are complete.
     """
 
     words: str
@@ -82,7 +82,7 @@ def run_all(project: Project, *commands: str) -> None:
 
 
 def charged(project: Project) -> list[str]:
-    """Return the stages of all charges. Raises AssertionError unless each charge has released."""
+    """Return the stages of all charges. Raises AssertionError unless each charge was closed."""
     charges = project.odometer.charges()
     assert all(charge.end == CLOSE for charge in charges), charges
     return sorted(charge.record["stage"] for charge in charges)
@@ -353,7 +353,7 @@ def sweep(
 
 
 def one_in(number: int) -> Callable[[str], bool]:
-    """Return a function that is true for one in `number` calls, starting with the first."""
+    """Return a function that returns True in one of `number` calls, starting with the first."""
     turns = cycle([True, *[False] * (number - 1)])
     return lambda _: next(turns)
 

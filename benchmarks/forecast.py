@@ -109,10 +109,10 @@ def left_out(table: pd.DataFrame) -> pd.DataFrame:
 def fitted(table: pd.DataFrame) -> dict[str, Any]:
     """Fit the line and its `spread`, and list the runs.
 
-    The spread is chosen by the forecasts of `left_out`. Their errors are on the logit scale. The
-    limit of an error is the spread times `range_width`, which exceeds 1 if there are few units. At
-    least the share COVERED of all forecasts stays within this limit. In at least the same share of
-    the small sets, every forecast does.
+    The spread is chosen by the errors of the forecasts of `left_out`, on the logit scale. The limit
+    of an error is the spread times `range_width`, which exceeds 1 if there are few units. At least
+    the share COVERED of all errors is within this limit. In at least the same share of the small
+    sets, all errors are within it.
     """
     found = left_out(table)
     small = found[found.units.between(*SMALL)].groupby("set").error.max()

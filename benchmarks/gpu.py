@@ -199,7 +199,7 @@ def gradients(found: Found) -> None:
         found.row("gradients", f"K={draws}, bfloat16: worst cosine", float(cosine.min()), "")
         middle = float(cosine.median())
         found.check(
-            f"gradients at K={draws} in bfloat16 point in the same direction as in float32",
+            f"gradients at K={draws} in bfloat16 point in the same direction as in float64",
             middle > 0.999,
             f"median {middle:.5f}",
         )
@@ -514,7 +514,7 @@ def killed(found: Found) -> None:
     started = second["resumed"]
     found.row("killed", "a step of DP-SGD on digits", second["seconds"], "s")
     found.check(
-        "a killed run resumes at its last step",
+        "a killed run resumes after its last saved step",
         KILLED_AFTER <= started < STEPS,
         f"after step {started}",
     )

@@ -79,7 +79,7 @@ class Session(Found):
     """Collected results. Each is also written to the disk at once."""
 
     out: Path
-    ends: float  # in time.perf_counter's seconds
+    ends: float  # time at which the session must end, by time.perf_counter
 
     def left(self) -> float:
         return self.ends - time.perf_counter()
@@ -159,8 +159,9 @@ def measure(
 ) -> float:
     """Build a step, and record how many passes per second it makes.
 
-    fastest: seconds per pass of the plain step, for comparison; changed: returns a context manager,
-    in which the step is built and run. Returns the seconds per pass, or infinity if the step fails.
+    fastest: seconds per pass of the plain step, for comparison; changed: function that returns a
+    context manager, in which the step is built and run. Returns the seconds per pass, or infinity
+    if the step fails.
     """
     more = {}
     try:

@@ -1,7 +1,8 @@
 """Build training steps to compare their speed: a plain step, ours, and one with Opacus.
 
-Each function takes a setting and returns a step. A step makes `passes` image passes (forward and
-backward of one image at one noise level) over random images on the device.
+`plain`, `ours`, `graphed` and `opacus` take a setting and return a step. A step makes `passes`
+image passes (forward and backward of one image at one noise level) over random images on the
+device.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def gflop(model: UNet) -> float:
 def norms_in_bfloat16() -> Iterator[None]:
     """Return a context in which group normalisation is computed in its input's type.
 
-    Otherwise, CUDA's autocast uses float32.
+    Outside this context, CUDA's autocast computes it in float32.
     """
     honest = unet.normalised
 
@@ -161,7 +162,7 @@ def ours(
 
 
 def graphed(setting: Setting, draws: int, chunk: int) -> Callable[[], Tensor]:
-    """Build a step that captures one chunk as a CUDA graph, and replays the graph for each chunk.
+    """Capture one chunk as a CUDA graph, and build a step that replays the graph for each chunk.
 
     So no Python runs between the kernels of a chunk.
     """

@@ -401,7 +401,11 @@ def main(
         bool, typer.Option("--drawn", help="Use drawn glyphs as real images.")
     ] = False,
     plots: Annotated[
-        Path | None, typer.Option(help="Folder for neighbours.png of the set that is half copied.")
+        Path | None,
+        typer.Option(
+            help="Folder for neighbours.png, which shows images of the half-copied set, each beside "
+            "its nearest training image."
+        ),
     ] = None,
     seconds: Annotated[
         str, typer.Option(help="Only time each measure, for sets of these sizes.")
@@ -436,7 +440,7 @@ def main(
             "training images nearer than the k-th nearest hold-out image",
             "p",
             "ε ≥",
-            "rings",
+            "alarm",
             "accuracy",
             "interval",
             "worst class",

@@ -5,8 +5,8 @@
 
 The set is a sparse file of blank images (3.9 GB long, but almost nothing on the disk) with random
 labels. The histogram that the stage reads is random too. The stage runs in its own process, as in a
-pipeline: it verifies all bytes, but loads only the images that its picture shows. The files are
-deleted afterwards.
+pipeline: it verifies all bytes, but loads only the images that it draws into selection.png. The
+files are deleted afterwards.
 """
 
 from __future__ import annotations

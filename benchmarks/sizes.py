@@ -7,9 +7,9 @@ All projects must come from `stage init` on the same folder, with the same key (
 keys/DATASET in each state directory), so that all have the same hold-out. The first project must
 have the largest images; smaller images are enlarged to its size (bicubic). The program trains a
 `cnn` on each release and on real images, always for the same number of steps, and prints the
-accuracy of each in %. It also prints the Fréchet distance of plain images to real ones, in the
-features of a network trained on drawn glyphs. The results are local, because they are measured on
-real images. With `--picture`, the program only draws plain images: one project per row, three
+accuracy of each `cnn` in %. It also prints the Fréchet distance of plain images to real ones, in
+the features of a network trained on drawn glyphs. The results are local, because they are measured
+on real images. With `--picture`, the program only draws plain images: one project per row, three
 images of each class.
 """
 

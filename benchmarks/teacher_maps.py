@@ -71,7 +71,7 @@ class InMemory:
 
 
 def total_mu(epsilon: float, delta: float) -> float:
-    """Find μ of the Gaussian mechanism that is (ε, δ)-private, by bisection.
+    """Find the largest μ for which a Gaussian mechanism is (ε, δ)-private, by bisection.
 
     Source: Balle and Wang 2018.
     """

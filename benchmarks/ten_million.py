@@ -37,7 +37,7 @@ PARTS = ("prepare", "count", "central", "frequency", "dp-sgd step", "synthesize"
 CLASSES, BATCH = 10, 256
 WRITTEN = 2**22  # Number of bytes to write at a time
 BOUND = 1.1  # Largest allowed ratio of the memory for different numbers of images
-POLL = 0.01  # Seconds
+POLL = 0.01  # Seconds between two readings of the memory
 
 
 def write_set(path: Path, images: int, side: int) -> None:

@@ -66,7 +66,7 @@ def one_run_p_value(
 def one_run_epsilon(
     canaries: int, guesses: int, correct: int, delta: float, confidence: float
 ) -> float:
-    """Return the largest ε that the guesses rule out at this confidence, or 0 for none."""
+    """Return the largest ε that the guesses rule out at this confidence, or 0 if there is none."""
     low, high = 0.0, 50.0
     if one_run_p_value(canaries, guesses, correct, low, delta) > 1 - confidence:
         return 0.0

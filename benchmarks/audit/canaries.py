@@ -6,8 +6,8 @@ the bound from a thousand guesses is far below ε.
 
 Two lower bounds on ε share the allowed failure probability. The first is valid for any
 (ε, δ)-private mechanism. The second uses the full privacy curve of DP-SGD with this sample rate and
-number of steps. It searches a grid of noise multipliers, and refutes those under which so many
-right guesses are too improbable. It returns the ε of the smallest multiplier that it refutes.
+number of steps. The audit searches a grid of noise multipliers for the smallest one under which so
+many right guesses are too improbable. The bound is the ε of this multiplier.
 """
 
 from __future__ import annotations
@@ -38,11 +38,14 @@ EPSILONS = np.arange(0, 20, 0.2)  # Points of a mechanism's privacy curve
 class OneRun:
     """Result of one audited run.
 
-    epsilon: ε claimed at DELTA; exact: ε of the same noise by its privacy-loss distribution; low:
-    lower bound on ε at `confidence`, the larger of low_pair and low_curve; low_pair: lower bound
-    for any (ε, δ)-private mechanism; low_curve: lower bound by the privacy curve of DP-SGD (each
-    of the two may fail with half of the allowed probability); right: share of right guesses if all
-    canaries are guessed, from 0 to 1.
+    epsilon: ε claimed at DELTA;
+    exact: ε of the same noise by its privacy-loss distribution;
+    low: lower bound on ε at `confidence`, the larger of low_pair and low_curve;
+    low_pair: lower bound for any (ε, δ)-private mechanism;
+    low_curve: lower bound by the privacy curve of DP-SGD. low_pair and low_curve may each fail with
+        half of the allowed probability;
+    right: share of right guesses if all canaries are guessed, from 0 to 1;
+    alarm: whether the audit refutes the claim.
     """
 
     epsilon: float
@@ -94,7 +97,7 @@ def one_run(
 
     Each canary is an image with one white pixel. Its gradient is zero except at that pixel, and is
     clipped to the bound. The score of a canary is the sum of the values released at its pixel, over
-    all steps. Both bounds are computed for several numbers of guesses: FRACTIONS of the canaries.
+    all steps. Both bounds are computed for several numbers of guesses, one for each of FRACTIONS.
     The allowed failure probability, 1 − confidence, is split evenly over all these bounds.
     subject: a query whose source of noise has a planted bug, or None.
     """

@@ -146,9 +146,9 @@ def lira(scores: np.ndarray, inside: np.ndarray, pair: int) -> np.ndarray:
 def rmia(scores: np.ndarray, pair: int) -> np.ndarray:
     """Compute the log ratio of two probabilities of each image's label, (2, N).
 
-    The first is by the student of an attacked release. The second is the mean over all shadows. The
-    arguments are as in `lira`. With the paper's threshold γ = 1, RMIA ranks the images of one
-    release by this ratio.
+    The first probability is from the student of the attacked release. The second is the mean over
+    the students of all shadows. The arguments are as in `lira`. With the paper's threshold γ = 1,
+    RMIA ranks the images of one release by this ratio.
     Source: Zarifzadeh, Liu and Shokri 2024.
     """
     chance = 1 / (1 + np.exp(-scores))
