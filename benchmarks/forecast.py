@@ -6,8 +6,8 @@
 `results/usefulness.csv` has one row per run: the kind of images (`grey`, `colour`, or `chosen` for
 photographs chosen among public ones), the number of units (sensitive images, or persons), and the
 balanced accuracy in % of the best classifier trained on the release and of the best one trained on
-real images. If the latter was not measured, 100 is used. `results/sizes.csv` has the same columns
-by image size, from `by_size.py`.
+real images. If no classifier was trained on real images, 100 is used. `results/sizes.csv` has the
+same columns by image size, from `by_size.py`.
 """
 
 from __future__ import annotations

@@ -55,8 +55,9 @@ IN_A_ROW = 4  # After at most this many runs with a fault, there is one run with
 AMID = 1.5  # Every other fault occurs within this many seconds of the run's first journal entry
 GONE = 5  # Seconds within which DVC and its stage must end
 ENTRIES = (
-    "faults to inject at the moments of writing a journal entry. none: no faults; turn: one fault "
-    "per moment, of each kind in turn; every: one fault of every kind per moment"
+    "faults to inject at four moments before, within and after the writing of each journal entry. "
+    "none: no faults; turn: one fault per moment, of each kind in turn; every: one fault of every "
+    "kind per moment"
 )
 CURES = ("rm .dvc/tmp/rwlock", "cp .dvc/tmp/whole.lock dvc.lock")
 UNITS = {"image": ["--one-image-each"], "group": ["--groups", r"^(p\d+)_"]}

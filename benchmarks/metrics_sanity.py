@@ -403,8 +403,8 @@ def main(
     plots: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for neighbours.png, which shows images of the half-copied set, each beside "
-            "its nearest training image."
+            help="Folder for neighbours.png, which shows images of the half-copied set, each "
+            "beside its nearest training image."
         ),
     ] = None,
     seconds: Annotated[

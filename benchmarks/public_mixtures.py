@@ -5,16 +5,17 @@
     python benchmarks/public_mixtures.py score ROWS.npz --mixture drawn [--steps 120] [--seed 0]
 
 PROJECT: folder of a project from `stage init`, with a public set. All stages up to the teacher and
-the generator must have run. Its sensitive set must in fact be public, because the hold-out is
-scored. ROWS.npz: written by `label`. It contains generated ("drawn") images, and the public images
-that the teacher labels with the highest confidence. The last fifth of the drawn images is set
-aside for testing. The mixtures contain the other drawn images, these public images, or both:
+the generator must have run. The project's sensitive set must in fact be public, because the
+hold-out is scored. ROWS.npz: written by `label`, with generated ("drawn") images, the public images
+and the hold-out. The last fifth of the drawn images is set aside for testing. The public images
+that the teacher labels with the highest confidence are chosen for the mixtures. The mixtures
+contain the other drawn images, the chosen public images, or both:
 
 - `drawn`: drawn images only;
-- `half`: as many drawn as public images;
-- `quarter`: all drawn images that are not set aside, and half of the public images (by default,
-  27 % of the mixture);
-- `public`: public images only.
+- `half`: the chosen public images, and as many drawn ones;
+- `quarter`: all drawn images that are not set aside, and half of the chosen public images (by
+  default, 27 % of the mixture);
+- `public`: the chosen public images only.
 
 A student's agreement with the teacher is measured on the drawn images that were set aside, and on
 the public images that were not chosen, as a mean over the teacher's classes. Agreement and balanced
