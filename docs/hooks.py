@@ -1,5 +1,5 @@
-"""Add to the site what it needs besides the pages of `docs/`: root pages, notes of the benchmarks,
-notebooks, and the files that these pages link to.
+"""Add to the site the root pages, the notes of the benchmarks, the notebooks, and the files that
+these pages link to.
 
 The links in `docs/` are written for the files of a clone, so that they work there too. On the site,
 a link to another file of the repository leads to a copy of that file, and a link to a folder
