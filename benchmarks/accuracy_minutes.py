@@ -60,7 +60,7 @@ def rows() -> pd.DataFrame:
     )
     for changed, name in VARIANTS.items():
         found.loc[found.change.fillna("").str.contains(changed, regex=False), "recipe"] += name
-    # Rows measured before the recipe `full` had a teacher: today's recipe gives other numbers
+    # Rows measured before the recipe `full` had a teacher: today's recipe gives different numbers
     older = found.recipe.eq("full") & found.profile.eq("digits") & found["version"].isna()
     found = found[found.epsilon.isin([1, 10]) & ~older]
     means = {"accuracy": ("accuracy", "mean"), "minutes": ("minutes", "min")}

@@ -2,7 +2,7 @@
 
     python benchmarks/membership.py    # in the folder of a project that made a release
 
-The results are local, for the owner. Members are the sensitive images. The others are the hold-out
+The results are local, for the owner. Members are the sensitive images. Non-members are the hold-out
 images, and no released file depends on them. (Every evaluation contains a test for copies. It uses
 only the real images nearest to the release. These attacks also use real images farther away.) An
 attack that finds nothing proves nothing; an attack that finds more than the guarantee allows would
@@ -30,9 +30,9 @@ TRAINED = 20_000  # Largest number of released images that the attacker's classi
 class Attack:
     """Result of an attack.
 
-    auc: probability that a member scores above one of the others, 1/2 by chance; low, high:
-    95 % confidence interval of `auc`, over persons if they are known; hits: share of members found
-    at 1 % false alarms.
+    auc: probability that a member scores above a non-member, 1/2 by chance; low, high: 95 %
+    confidence interval of `auc`, over persons if they are known; hits: share of members found at
+    1 % false alarms; members, others: numbers of members and of non-members.
     """
 
     name: str
@@ -59,10 +59,10 @@ def pixels_of(part: ImageSet) -> tuple[np.ndarray, np.ndarray]:
 
 
 def score(name: str, members: np.ndarray, others: np.ndarray, persons: np.ndarray) -> Attack:
-    """Evaluate an attack by its scores of n members and of m others; members should score higher.
+    """Evaluate an attack by its scores of n members and m non-members.
 
-    The interval is from a bootstrap over persons. persons: (n + m,), equal numbers for images of
-    one person, first of the members, then of the others.
+    Members should score higher. The interval is from a bootstrap over persons. persons: (n + m,),
+    the number of each image's person, first for the members, then for the non-members.
     """
     weights = np.stack([*resampled(len(persons), persons)])
     inside, outside = np.split(weights, [len(members)], axis=1)

@@ -29,8 +29,8 @@ from sfumato.settings.data import Data
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "tests" / "privacy" / "many_processes.py"
 HOSTS = {f"sfumato-{os.getpid()}-{i}": f"10.77.0.{i + 1}" for i in range(2)}
-# Tolerance for releases, and for weights after five steps. Two hosts add float32 numbers in another
-# order than one process does.
+# Tolerance for releases, and for weights after five steps. Two hosts add float32 numbers in a
+# different order than one process does.
 CLOSE = 1e-5
 ALIKE = (
     "count",

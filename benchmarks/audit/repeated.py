@@ -152,7 +152,7 @@ def audit(
     confidence: float = 0.999,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Verdict:
-    """Measure how well an observer can distinguish releases with one image from others.
+    """Measure how well an observer can distinguish releases with and without one image.
 
     There are `runs` releases with this image, the target, and as many without it. The test judges a
     release to contain the target if it lies nearer to the sum with the target than to the sum

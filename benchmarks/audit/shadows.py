@@ -61,7 +61,7 @@ STAGES = (
 def coins(pair: int, count: int) -> np.ndarray:
     """Draw which images are in the first release of a pair: (count,) bool.
 
-    The second release has the others.
+    The second release has all other images.
     """
     return np.random.default_rng(pair).random(count) < 0.5
 
