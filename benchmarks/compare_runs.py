@@ -245,8 +245,9 @@ def with_differences(rows: Sequence[dict]) -> tuple[pd.DataFrame, list[str]]:
     Accuracies are in [0, 1], or NaN if a run was not evaluated by the classifier. For each run, the
     column "differs" lists the reasons not to compare the run with others. A reason is the name of a
     column (one of IDENTITY_COLUMNS, or "delta") in which the run's value is missing or is not the
-    most common value. Among equally common values, the first counts as the most common. A column
-    without any value is never a reason. If the run's ledger is invalid, "ledger" is a reason too.
+    most common value. Among equally common values, the first counts as the most common. If a column
+    is empty for all runs, it is no reason. If the run's ledger is invalid, "ledger" is a reason,
+    too.
     """
     runs = pd.DataFrame(rows)
     warnings = [

@@ -85,7 +85,9 @@ def gradients(plan, clips: list[float], count: int) -> tuple[np.ndarray, torch.T
         chosen[start : start + PIECE]
         for start in range(0, len(chosen) // (2 * PIECE) * 2 * PIECE, PIECE)
     ]
-    assert pieces, f"too few images: at least {2 * PIECE} are needed"
+    assert pieces, (
+        f"too few images: at least {2 * PIECE} are needed. Raise --images, or use a larger set"
+    )
     generator = torch.Generator().manual_seed(0)
     norms, sums = (
         [],

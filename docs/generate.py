@@ -445,7 +445,8 @@ def generated(page: str) -> str:
         )
         if times != 1:
             raise ValueError(
-                f"{REFERENCE}: the marks of the part {name} occur {times} times, expected once"
+                f"{REFERENCE}: the marks of the part {name} occur {times} times, expected once: "
+                f"write `<!-- {name} -->` and `<!-- /{name} -->` once each"
             )
     return page
 
