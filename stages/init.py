@@ -87,7 +87,7 @@ def ask(missing_options: str, question: str, default: Any, kind: type | None) ->
             return typer.confirm(question, err=True, default=default)
         return typer.prompt(question, err=True, default=default, type=kind)
     except typer.Abort as abort:
-        if isinstance(abort.__context__, EOFError):
+        if isinstance(abort.__context__, EOFError) and not sys.stdin.isatty():
             text = (
                 f"there is no terminal for questions: give {missing_options}, or accept the "
                 "defaults with --yes"

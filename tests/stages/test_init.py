@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import typer
 import yaml
 from PIL import Image
 from small_repository import forked_seconds, programs
@@ -295,6 +296,14 @@ def test_an_officers_words_are_asked_on_a_terminal(answers, terminal, yes, secti
         officers_words(Owner(None if yes else partial(ask, ""))) == section and stdin.read() == ""
     )
     Release(**section.get("release", {}))
+
+
+def test_ctrl_d_on_a_terminal_ends_the_command(monkeypatch):
+    stdin = io.StringIO()
+    stdin.isatty = lambda: True
+    monkeypatch.setattr(sys, "stdin", stdin)
+    with pytest.raises(typer.Abort):
+        ask("--epsilon", "Privacy budget ε", 5.0, float)
 
 
 @pytest.mark.parametrize(
