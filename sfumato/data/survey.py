@@ -29,7 +29,7 @@ from sfumato.data.sources.packed import naming_archives
 from sfumato.data.sources.source import Request
 from sfumato.data.sources.splits import TEST
 from sfumato.data.volumes import Slice, is_volume
-from sfumato.errors import UNREADABLE, ConfigError, DataError, reading_sensitive
+from sfumato.errors import UNREADABLE, DataError, reading_sensitive
 from sfumato.settings.data import SEVERAL, Groups
 from sfumato.settings.options import ALL, InitOptions
 from sfumato.storage.digest import digest_of
@@ -138,7 +138,7 @@ def survey(options: InitOptions, state: Path | None = None) -> Survey:
             "{option.classes}={names}, but {path} contains a different set of classes: name "
             "exactly the classes that it contains"
         )
-        raise ConfigError(text, option="classes", names=",".join(options.classes), path=path)
+        raise Unclear(text, option="classes", names=",".join(options.classes), path=path)
     if not source.size:
         raise DataError(
             f"{path} has {len(source.classes)} classes and no pictures: add pictures of each class."
