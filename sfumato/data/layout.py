@@ -87,6 +87,8 @@ def layout_of(options: InitOptions) -> Layout:
     if path.is_file() or (table is None and shards):
         form = {"name": "webdataset", "label_column": label}
         return form | classes_named(options), groups or groups_in(columns_of(path))
+    if table is None and label is not None:
+        tabled.table_cells(path, [label])  # raises DataError: no table can be read
     if table is None:
         return folder_layout(path, options)
     return table_layout(path, table, options)
@@ -165,9 +167,14 @@ def table_layout(path: Path, table: Path, options: InitOptions) -> Layout:
         return several | class_fields, groups
     label_columns = [*filter(is_label, columns)]
     if by_folders:
-        if options.classes is None and (label_columns or several):
-            check_agreement(path, table, label_columns)
-        return folder_layout(path, replace(options, groups=groups))
+        if options.classes is None and (meant or several):
+            check_agreement(path, table, meant)
+        try:
+            return folder_layout(path, replace(options, groups=groups))
+        except Unclear as unclear:  # folders that may be persons: the table may contain the labels
+            if unclear.option == "classes":
+                check_agreement(path, table, meant)
+            raise
 
     # Choose the column with the labels
     if not columns:
@@ -177,9 +184,9 @@ def table_layout(path: Path, table: Path, options: InitOptions) -> Layout:
         )
     if label is None and tabled.LABEL in label_columns:
         label = tabled.LABEL
-    elif label is None and len(label_columns) == 1:
-        label = label_columns[0]
-    if label is None:
+    elif label is None and len(meant) == 1:
+        label = meant[0]
+    if label is None or composed(label) not in heads:
         raise unclear_label(table, heads, columns[0] if len(columns) == 1 else None)
     return FOLDERS | {"label_column": label} | class_fields, groups
 

@@ -92,7 +92,7 @@ ROWS = {
         tabled("what=kind"), "the column that contains the labels", "- " + WHOLE
     ),
     "a table, two columns": images(
-        tabled("what=kind, age=age"), "contains the labels", "what " + WHOLE
+        tabled("what=kind, age=age"), "contains the labels", "waht what " + WHOLE
     ),
     "a table, sole id": refused(tabled("code=id"), "the column that contains the labels", "- -"),
     "a table, sole name": refused(tabled("who=name"), "the column that contains the labels", "- -"),
@@ -272,6 +272,10 @@ ROWS = {
             ),
         ]
     },
+    "labels beside folders of persons": refused(
+        listed("Bild", "Befund=kind", "MRN10{i:02}/{i}.png", str),
+        "both the table export.csv and the folders could define the classes",
+    ),
     "a table each for train and valid": refused(
         lambda root: [
             table(
@@ -291,3 +295,12 @@ ROWS = {
 @pytest.mark.parametrize("name", ROWS)
 def test_no_layout_makes_a_class_of_a_person(desk, quick, tmp_path, name):
     bring(ROWS[name], desk, tmp_path)
+
+
+def test_a_column_of_labels_requires_a_readable_table(desk, tmp_path):
+    folders()(tmp_path / "in")
+    desk.terminal = True
+    command = f"init {tmp_path}/in --out {tmp_path}/out --epsilon 5 --yes --label-column Befund"
+    desk.run(command, "contains none of metadata.csv", code=4)
+    (tmp_path / "in" / "export.csv").write_bytes("Datei,Befund\na.png,gesünd".encode("cp1252"))
+    desk.run(command, "export.csv is not a table", "save it as a regular file of UTF-8", code=4)

@@ -1,6 +1,7 @@
 """List pictures whose labels are in a table or in tar files (WebDataset), not in folder names."""
 
 import tarfile
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from sfumato.data.tables import (
     BETWEEN,
     FILE,
     METADATA,
+    TABLE_SUFFIXES,
     TABLES,
     cell_text,
     heads_of,
@@ -85,6 +87,8 @@ def table_cells(
     rows = dict[Path, list[str]]()
     for part in [path] if table_in(path) else train + test:
         if (table := table_in(part)) is None:
+            for suffix in TABLE_SUFFIXES:
+                deque(map(heads_of, files_in(part, f"[!.]*{suffix}")), maxlen=0)
             expected = ", ".join([FILE, *columns])
             raise DataError(
                 f"{part} contains none of {', '.join(METADATA)}: write one of them, with the "
