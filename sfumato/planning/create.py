@@ -301,7 +301,7 @@ def check_project_path(out: Path) -> None:
             option="out",
             out=out,
         )
-    if any("\udc80" <= letter <= "\udcff" for letter in str(out)):
+    if not is_utf_8(out):
         raise ConfigError(
             "the path of the project folder, {out}, contains bytes that are not UTF-8, which DVC "
             "cannot use: run from another folder, or name one with {option.out}",
@@ -310,9 +310,13 @@ def check_project_path(out: Path) -> None:
         )
 
 
+def is_utf_8(path: Path) -> bool:
+    return not any("\udc80" <= letter <= "\udcff" for letter in str(path))
+
+
 def check_images_folder(option: str, images: Path, out: Path) -> None:
-    """Raise ConfigError unless a folder of images exists, and the project folder does not overlap
-    it.
+    """Raise ConfigError unless a folder of images exists, params.yaml can contain its path, and the
+    project folder does not overlap it.
     """
     if not images.exists():
         fix = "name the folder of the images"
@@ -322,6 +326,13 @@ def check_images_folder(option: str, images: Path, out: Path) -> None:
                 "data.path to the URL afterwards"
             )
         raise ConfigError("{images} does not exist: {fix}", option=option, images=images, fix=fix)
+    if not is_utf_8(images):
+        raise ConfigError(
+            "{images} contains bytes that are not UTF-8, which params.yaml cannot contain: rename "
+            "the folder or file, for example with convmv",
+            option=option,
+            images=images,
+        )
     if out == images or out in images.parents or images in out.parents:
         raise ConfigError(
             "the project folder {out} overlaps {images}, so git would track the images: run from "

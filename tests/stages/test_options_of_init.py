@@ -242,3 +242,10 @@ def test_a_project_folder_that_is_not_utf_8_is_refused_early(desk, tmp_path):
     code, text = desk("init", str(tmp_path / "in"), "--epsilon", "5", "--yes", "--out", str(out))
     assert code == 2 and "not UTF-8, which DVC cannot use" in text and "--out" in text
     assert not out.exists()
+
+
+def test_a_folder_of_images_that_is_not_utf_8_is_refused_early(desk, tmp_path):
+    images = tmp_path / os.fsdecode(b"r\xf6ntgen")
+    images.mkdir()
+    code, text = desk("init", str(images), "--epsilon", "5", "--yes", "--out", f"{tmp_path}/out")
+    assert code == 2 and "not UTF-8, which params.yaml cannot contain" in " ".join(text.split())
