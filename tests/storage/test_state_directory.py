@@ -3,15 +3,16 @@ repository of another account.
 """
 
 import os
+import pwd
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from sfumato.errors import BudgetError
+from sfumato.errors import BudgetError, ConfigError
 from sfumato.privacy.project_ledger import ledgers
-from sfumato.storage.state_directory import REFUSED, git, in_git
+from sfumato.storage.state_directory import REFUSED, git, in_git, state_dir
 
 STRANGER = 65534  # the id of no account
 SETTINGS = {"user.name": "a", "user.email": "a@b"}
@@ -176,3 +177,14 @@ def test_a_repositorys_program_fetches_no_missing_file(tmp_path):
     if shutil.which("sh"):  # the trap works: plain git runs the program
         subprocess.run(["git", "-C", str(clone), "show", "HEAD:./ledger.json"], capture_output=True)
         assert marker.exists()
+
+
+def test_an_account_without_a_home_directory_is_told_to_set_one(environment, monkeypatch):
+    def no_account(number: int) -> None:
+        raise KeyError(number)
+
+    del environment["SFUMATO_STATE"], environment["HOME"]
+    environment.pop("XDG_STATE_HOME", None)
+    monkeypatch.setattr(pwd, "getpwuid", no_account)
+    with pytest.raises(ConfigError, match="no home directory: set HOME"):
+        state_dir()
