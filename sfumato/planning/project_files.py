@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TypedDict
@@ -351,7 +352,7 @@ def begin_repository(out: Path, say: Say) -> None:
     inside = has_git and not (out / ".git").exists()  # a subfolder of a repository
     failed = explained(
         lambda text: public(ConfigError(text)),  # the reason contains nothing about images
-        lambda error: f"`dvc init` failed in {out}: {error}",
+        partial(why_init_failed, out),
         causes=(Exception,),
     )
     try:
@@ -374,6 +375,14 @@ def begin_repository(out: Path, say: Say) -> None:
     except BaseException:
         shutil.rmtree(out / ".dvc", ignore_errors=True)  # otherwise the next call would use it
         raise
+
+
+def why_init_failed(out: Path, error: Exception) -> str:
+    if "uid not found" in str(error):  # DVC asks for the name of the account
+        return (
+            f"`dvc init` failed in {out}, because this account has no name: set LOGNAME to a name"
+        )
+    return f"`dvc init` failed in {out}: {error}"
 
 
 def dvc_init(out: Path, has_git: bool) -> str:

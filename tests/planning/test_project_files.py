@@ -217,6 +217,15 @@ def test_a_failed_init_can_be_repeated(here, monkeypatch):
     assert (here / ".dvc/config.local").exists() and (here / "params.yaml").exists()
 
 
+def test_an_account_without_a_name_is_told_to_set_one(here, monkeypatch):
+    def no_account(number: int) -> None:
+        raise KeyError(f"getpwuid(): uid not found: {number}")
+
+    monkeypatch.setattr(sfumato.planning.project_files, "fits_dvc_config", no_account)
+    with pytest.raises(ConfigError, match="this account has no name: set LOGNAME"):
+        begin_repository(here, print)
+
+
 def test_a_project_must_be_usable_by_dvc(here, uninstall):
     (here / "project").mkdir()
     os.chdir(here / "project")
