@@ -33,7 +33,7 @@ from sfumato.data.names import COPY_WORDS, FILE_WORDS, PERSON, SERIES_WORDS, SID
 from sfumato.data.sources.bids import DESCRIPTION, PARTICIPANT, PARTICIPANTS
 from sfumato.data.sources.splits import PARTS
 from sfumato.data.sources.tabled import files_below
-from sfumato.data.tables import TABLES
+from sfumato.data.tables import NAMING, TABLES
 from sfumato.errors import ConfigError, DataError, reading_sensitive
 from sfumato.storage.files import open_private, replacing
 from sfumato.storage.limits import room_for_picture
@@ -46,7 +46,8 @@ KNOWN_SUFFIXES |= {".npz", ".npy", ".parquet", ".xlsx", ".xml"}
 # would interpret the copy differently from the original.
 KEPT = re.compile(
     rf"{SIDE_WORDS}|{COPY_WORDS}|({FILE_WORDS}|{SERIES_WORDS})s?|{'|'.join(PARTS)}|{PERSON.pattern}"
-    rf"|{COMPANION.pattern}|{LABELLED.pattern}|ids?|name|path|filename|groups?|raw|p|t|ce"
+    rf"|{COMPANION.pattern}|{LABELLED.pattern}|{NAMING.pattern}|ids?|code|index"
+    rf"|name|groups?|raw|p|t|ce"
     rf"|gd|w|true|false|{'|'.join(map(re.escape, ID_WORDS['unknown'].split()))}",
     re.IGNORECASE,
 )

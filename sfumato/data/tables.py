@@ -34,6 +34,11 @@ TABLES = ("labels.csv", *METADATA)
 TABLE_SUFFIXES = (".csv", ".tsv")  # suffixes of tables that may have any name
 BETWEEN = "|"  # separator of labels in a cell
 FILE = "file_name"  # column with the picture's path, relative to the table's folder
+# Names of columns that contain pictures' names, in the form that `meaning` returns
+NAMING = re.compile(
+    r"(file|image|img|picture|photo|scan|bild|datei)s?((file)?(name|path)|id|index|no)?|"
+    r"(relative)?path|idcode"
+)
 
 Rows = Iterator[tuple[int, list]]  # for each row: its number (for messages) and its cells
 
@@ -90,12 +95,8 @@ def heads_of(table: Path) -> tuple[str, list[str]]:
     DataError if no column or several columns could contain the names.
     """
     heads = heads_in(table)  # private: the first line may be a person's row
-    pattern = (
-        r"(file|image|img|picture|photo|scan|bild|datei)s?((file)?(name|path)|id|index|no)?|"
-        r"(relative)?path|idcode"
-    )
-    candidates = [head for head in heads if head == FILE] or [
-        head for head in heads if re.fullmatch(pattern, meaning(head))
+    found = [head for head in heads if head == FILE] or [
+        head for head in heads if NAMING.fullmatch(meaning(head))
     ]
     if not candidates:
         raise DataError(

@@ -214,6 +214,14 @@ def test_names_of_files_that_are_read_stay(clinic, tmp_path):
     assert "participant_id, participants.tsv" in (copy / "README.txt").read_text()
 
 
+@pytest.mark.parametrize("head", ["Dateiname", "ImageID", "Image Index", "id_code"])
+def test_a_column_of_file_names_keeps_its_title(head, clinic, tmp_path):
+    (clinic / "persons.csv").write_text(f"{head};Befund\na.png;b\n")
+    copy = unpacked(clinic, tmp_path)
+    tables = [file for file in copy.rglob("*.csv") if file.read_text().startswith(f"{head};")]
+    assert len(tables) == 1
+
+
 def test_a_skeleton_contains_no_word_pixel_or_date(clinic, tmp_path):
     copy = unpacked(clinic, tmp_path)
     files = [path for path in copy.rglob("*") if path.is_file()]
