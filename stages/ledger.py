@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sfumato.errors import ConfigError
-from sfumato.settings.stage import LEDGER, LOCK
+from sfumato.settings.stage import LEDGER, LOCK, PLAN
 from stages.dvc_lock import keep_copy
 from stages.screen import charges, delta_text, say, table_console, tell
 from stages.state import dataset_of_project, read_policy, state_dir
@@ -27,6 +27,7 @@ app = typer.Typer(
     help="Write, check and show the privacy ledger and the history of all charges.",
 )
 LedgerPath = Annotated[Path, typer.Option("--ledger", help="Ledger file.")]
+INCOMPLETE = " (incomplete: more may have been spent, or the cost for one person is unknown)"
 OPINIONS_HELP = (
     "own: compute ε with this package's accountants only. all: also with Opacus's two "
     "accountants, which must be installed."
@@ -143,7 +144,7 @@ def show(ledger: LedgerPath = LEDGER) -> None:
     odometer = content["odometer"]
     ever = f"{charges(odometer['charges'])}, ε = {odometer['epsilon']:.4f}"
     if not odometer["complete"]:
-        ever = f"at least {ever} (incomplete: more may have been spent)"
+        ever = f"at least {ever}{INCOMPLETE}"
     ever = f"on dataset {odometer['dataset_id']!r} until this ledger was written: {ever}"
     if owners := ", ".join(content.get("apart", ())):
         ever = f"on the datasets {owners}: only each owner's own journal and ledger list them"
@@ -183,9 +184,12 @@ def history(
     from sfumato.storage.access import logged_actors
     from sfumato.storage.journal import GENESIS
 
-    name = dataset or dataset_of_project()
+    mine = dataset_of_project()
+    name = dataset or mine
     if name is None:
         raise ConfigError("this folder contains no project: choose a dataset with --dataset")
+    if mine is None and delta is None:
+        raise ConfigError("this folder contains no project: choose δ with --delta")
     odometer = Odometer(state_dir(), name)
     entries = odometer.entries()
     unknown = odometer.missing(seen_in_project(odometer.dataset_id, Path(), state_dir()))
@@ -203,10 +207,11 @@ def history(
         tell(f"dataset {odometer.dataset_id!r}: no history in {odometer.path}")
         return
     accountant = "rdp"
-    if delta is None:
+    if delta is None or (PLAN / "permission.json").exists():
         policy = read_policy()
-        delta = policy.delta
         accountant = policy.accountant
+        if delta is None:
+            delta = policy.delta
     heads = ("time (UTC)", "stage", "charge", "mechanism", "state")
     table = Table(*heads, title=f"dataset {odometer.dataset_id}", title_justify="left")
     acted = {}
@@ -220,8 +225,9 @@ def history(
         f"{charges(len(events))}, together ε = {epsilon(events, delta, accountant):.4f} at δ = "
         f"{delta_text(delta)}"
     )
-    if unknown or not odometer.complete():
-        total += " (incomplete: entries of the journal were lost)"
+    units = {record["unit"] for record in odometer.opened()}
+    if unknown or not odometer.complete() or len(units) > 1:
+        total += INCOMPLETE
     tell(total)
 
 

@@ -3,6 +3,7 @@
 """
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from sfumato.data.lineage import hashes, recognised
 from sfumato.data.store import read_card
 from sfumato.privacy.authorize import ChargeRequest, open_charge
 from sfumato.privacy.check import artifact_problems
-from sfumato.privacy.events import Mechanism
+from sfumato.privacy.events import UNITS, Mechanism
 from sfumato.privacy.ledger import read_ledger
 from sfumato.privacy.odometer import Odometer
 from sfumato.privacy.policy import SpendingPolicy
@@ -158,6 +159,30 @@ def test_a_ledger_without_a_journal_is_called_incomplete(desk, environment):
     assert line()["charges"] == 1 and line()["epsilon"] > 0 and not line()["complete"]
     desk.check()
     assert "at least 1 charge," in desk("ledger", "show")[1]
+
+
+def test_the_history_uses_the_plans_accountant_at_any_delta(desk):
+    charged("p")
+    policy = {"delta": 1e-5, "lifetime_epsilon": 20, "accountant": "exact"}
+    Path("artifacts/plan/permission.json").write_text(json.dumps(policy))
+    planned = desk.run("ledger history").splitlines()[-1]
+    assert desk.run("ledger history --delta 1e-5").splitlines()[-1] == planned
+
+
+def test_the_history_outside_a_project_needs_a_delta(desk, environment):
+    environment["SFUMATO_STATE"] = str(STATE.absolute())
+    Path("elsewhere").mkdir()
+    os.chdir("elsewhere")
+    desk.run("ledger history --dataset clinic", "choose δ with --delta", code=2)
+    desk.run("ledger history --dataset clinic --delta 1e-5", "no history")
+
+
+def test_the_history_of_two_privacy_units_is_incomplete(desk):
+    charged("p")
+    assert "incomplete" not in desk.run("ledger history --delta 1e-5")
+    record = odometer().opened()[0]
+    odometer().append("open", record={**record, "id": "2" * 32, "unit": UNITS["group"]})
+    desk.run("ledger history --delta 1e-5", "incomplete: more may have been spent, or the cost")
 
 
 @pytest.mark.parametrize("lost", ["older", "deleted", "cut"])
