@@ -201,6 +201,7 @@ def project_page(server: Server) -> str:
 
     Raises SfumatoError, or one of UNREADABLE, if the project cannot be read.
     """
+    from sfumato.evaluation.identity import measured_another
     from sfumato.planning.estimate import expected_seconds
     from sfumato.privacy.profile import bound_text
     from sfumato.release import card
@@ -214,13 +215,18 @@ def project_page(server: Server) -> str:
         seconds = expected_seconds(
             params, tuple(card_content["shape"]), len(card_content["classes"]), state_dir()
         )
+    stage = server.stage()
+    metrics = content_of(METRICS_FILE)
+    # A run may replace the release, and comparing large releases every five seconds takes too long
+    if metrics and (stage is not None or measured_another(metrics, ARTIFACTS / "synthesize")):
+        metrics = None
     report = Path(card.__file__).with_name("report.html").read_text(encoding="utf-8")
     return card.template("serve.html", autoescape=True, bound=bound_text).render(
         server=server,
         style=report[report.index("<style>") : report.index("</style>")],
         params=params,
         steps=steps,
-        stage=server.stage(),
+        stage=stage,
         standing=standing,
         files=files(),
         proposal=proposal,
@@ -228,5 +234,5 @@ def project_page(server: Server) -> str:
         minutes={name: (value or 0) / 60 for name, value in seconds.items()},
         release=content_of(ARTIFACTS / "synthesize" / "card.json"),
         ledger=content_of(LEDGER),
-        metrics=content_of(METRICS_FILE),
+        metrics=metrics,
     )

@@ -57,6 +57,15 @@ def identity(
     }
 
 
+def measured_another(metrics: Mapping, release: Path) -> bool:
+    """Return whether the numbers of an evaluation are about another release than the folder's.
+
+    git and DVC do not track these numbers, so they stay if an older release is checked out.
+    """
+    measured = metrics.get("identity", {}).get("release")
+    return measured is not None and measured != md5_of_folder(release)
+
+
 def made_from_others(artifacts: Iterable[Path], odometer: Odometer, images: str) -> bool:
     """Return whether any of the artifacts depends on a charge that was opened on other images.
 

@@ -12,6 +12,7 @@ import pandas as pd
 
 from sfumato.errors import UNREADABLE, DataError, SfumatoError, explained
 from sfumato.evaluation.downstream import FEWEST_OF_A_GROUP, SPECIFICITY
+from sfumato.evaluation.identity import measured_another
 from sfumato.evaluation.verdict import HANDED_OUT, classifier_rows
 from sfumato.release.card import WORDS
 from sfumato.release.report import Local, Picture, Table, picture
@@ -185,10 +186,12 @@ def read_local(metrics: Path, evaluation: Path, artifacts: Path) -> Local:
     """Read the local content of the owner's report.
 
     The content consists of the results of `stage evaluate`, and of pictures that earlier stages
-    wrote into their artifacts. Missing files, and pictures of incomplete artifacts, are left out.
+    wrote into their artifacts. Missing files, results of another release, and pictures of
+    incomplete artifacts are left out.
     Raises DataError if the results cannot be read.
     """
     numbers = Local()
+    another = False
     causes = (*UNREADABLE, LookupError, RuntimeError)
     with explained(
         DataError,
@@ -197,12 +200,16 @@ def read_local(metrics: Path, evaluation: Path, artifacts: Path) -> Local:
     ):
         if metrics.is_file():
             content = read_json(metrics)
+            another = measured_another(content, artifacts / "synthesize")
             warnings = tuple(map(str, content.get("warnings", ())))
             numbers = Local(content["verdict"]["sentence"], tuple(tables_of(content)), warnings)
     plots = tuple(
         picture(path, path.stem, "computed from real images")
         for path in sorted(evaluation.glob("*.png"))
     )
+    if another:
+        numbers = Local()
+        plots = ()
     pictures: list[Picture] = []
     for stage, caption in WORDS["pictures"].items():
         try:

@@ -199,15 +199,22 @@ class Project:
         The result is local: do not share it.
 
         Raises:
-            DataError: The release was not evaluated.
+            DataError: This release was not evaluated.
         """
+        from sfumato.evaluation.identity import measured_another
+
         metrics = self.folder / "metrics.json"
         if not metrics.is_file():
             raise DataError(
                 f"{metrics} does not exist: add evaluate to `run` in params.yaml if it is missing, "
                 "and call run()"
             )
-        return cast("Verdict", read_json(metrics)["verdict"])
+        content = read_json(metrics)
+        if measured_another(content, self.folder / ARTIFACTS / "synthesize"):
+            raise DataError(
+                f"{metrics} is about another release: run `stage evaluate` in {self.folder}"
+            )
+        return cast("Verdict", content["verdict"])
 
     def report(self) -> Path:
         """Return the path of the page that describes the release: what it contains, what it cost,

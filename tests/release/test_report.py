@@ -204,6 +204,16 @@ def test_the_public_edition_does_not_depend_on_evaluation(desk, tmp_path):
     assert (tmp_path / "artifacts" / "report" / "index.html").read_bytes() == found[0]["index.html"]
 
 
+def test_the_owners_edition_has_no_numbers_of_another_release(desk, tmp_path):
+    """git and DVC track no evaluation, so it stays if an older release is checked out."""
+    assert "fair" in desk("--audience", "owner", terminal=True)
+    other = METRICS | {"identity": {"release": "another.dir"}}
+    (tmp_path / "metrics.json").write_text(json.dumps(other))
+    assert "none: run `stage evaluate`" in desk("--audience", "owner", terminal=True)
+    local = read_local(tmp_path / "metrics.json", tmp_path / "evaluation", tmp_path / "artifacts")
+    assert local.metrics == local.plots == ()
+
+
 def test_the_public_edition_opens_only_release_and_ledger(desk, tmp_path):
     with opened_files() as opened:
         report_page(tmp_path / "artifacts" / "synthesize", tmp_path / "ledger.json")

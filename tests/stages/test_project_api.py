@@ -126,6 +126,10 @@ def test_the_verdict_is_read_where_the_evaluation_wrote_it(project):
     said = {"level": "fair", "sentence": "fair (81 % of what there is to learn)", "learned": 0.81}
     (project.folder / "metrics.json").write_text(json.dumps({"scope": "local", "verdict": said}))
     assert project.verdict == said
+    other = {"scope": "local", "verdict": said, "identity": {"release": "another.dir"}}
+    (project.folder / "metrics.json").write_text(json.dumps(other))
+    with pytest.raises(DataError, match="another release: run `stage evaluate`"):
+        _ = project.verdict
     (project.folder / "metrics.json").unlink()
 
 

@@ -299,6 +299,9 @@ def test_the_page_shows_images_sizes_plan_verdict_and_pictures(server):
     # ε is computed by the ledger's accountant
     assert "600 images have been released, at a privacy cost of ε = 5." in text
     assert f"fair: {SECRET}" in text
+    other = {"verdict": {"sentence": f"fair: {SECRET}"}, "identity": {"release": "another.dir"}}
+    Path("metrics.json").write_text(json.dumps(other))
+    assert SECRET not in ask(server, server.base)[2]
 
 
 def test_a_run_from_elsewhere_is_seen_and_no_second_one_starts(server, monkeypatch):
