@@ -186,10 +186,10 @@ def history(
 
     mine = dataset_of_project()
     name = dataset or mine
-    if name is None:
-        raise ConfigError("this folder contains no project: choose a dataset with --dataset")
+    if name is None:  # also in a merged project
+        raise ConfigError("this folder has no dataset of its own: choose one with --dataset")
     if mine is None and delta is None:
-        raise ConfigError("this folder contains no project: choose δ with --delta")
+        raise ConfigError("this folder has no dataset of its own: choose δ with --delta")
     odometer = Odometer(state_dir(), name)
     entries = odometer.entries()
     unknown = odometer.missing(seen_in_project(odometer.dataset_id, Path(), state_dir()))
