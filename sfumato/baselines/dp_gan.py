@@ -1,8 +1,8 @@
 """DP-GAN: a discriminator trained by DP-SGD, and a generator trained against it.
 
 Each step releases the sum of the discriminator's clipped gradients for one draw of *real* images,
-as a step of `finetune` does. The sensitivity of the sum is the clipping bound. The other half of
-the discriminator's loss is on generated images. These depend only on released weights, so their
+as a step of `finetune` does. The sensitivity of the sum is the clipping bound. The discriminator's
+loss has a second half, on *generated* images. These depend only on released weights, so their
 gradient is added after the noise, at no cost. Then the generator takes a step that makes the noisy
 discriminator classify generated images as real more often. The generator depends on sensitive
 images only through this discriminator.
@@ -89,7 +89,7 @@ class AdversarialState:
     the generator's weights and the moments of its optimiser.
 
     priors: (classes,), public share of each class among generated images;
-    seed: fixes the generated images;
+    seed: seed of the random numbers for the generated images;
     judge: state of the discriminator's training;
     network: the generator;
     config: settings of DP-GAN.
@@ -117,7 +117,7 @@ class AdversarialState:
         """Generate images for one step.
 
         Returns the images, of shape (`fakes`, C, H, W), their labels, and the random numbers
-        that their loss uses. All randomness is public.
+        for the loss on these images. All randomness is public.
 
         purpose: 0 for the discriminator's step, 1 for the generator's.
         """

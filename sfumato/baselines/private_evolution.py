@@ -208,9 +208,9 @@ def distance_features(
 def public_random(seed: int, *purpose: str | int) -> torch.Generator:
     """Return the public random generator for one purpose.
 
-    purpose: the name of the purpose, followed by a number, such as the round, if several generators
-    have this name. The random numbers depend only on `purpose` and the seed, so a resumed run draws
-    the same numbers as a run without interruption.
+    purpose: the name of the purpose and, if one name stands for several generators, also a number,
+    such as the round. The random numbers depend only on `purpose` and the seed, so a resumed run
+    draws the same numbers as a run without interruption.
     """
     return torch.Generator().manual_seed(int(digest_of([seed, *purpose])[:15], 16))
 

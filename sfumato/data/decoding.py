@@ -210,15 +210,15 @@ def pixel_form(picture: Image.Image) -> tuple[int, int]:
     """Return the number of channels and the bytes per value of a picture after decoding."""
     if picture.has_transparency_data or picture.mode == "P":
         return 4, 1
-    channels = len(picture.getbands())
-    # The file has 16 bits per value. Pillow would keep only 8 of them; `decode_deep` keeps all.
-    if any(str(tile.args).endswith("16B") for tile in getattr(picture, "tile", ())):
+    channels = len(opened.getbands())
+    # Such a tile has 16 bits per value. Pillow would keep only 8 of them; `decode_deep` keeps all.
+    if any(str(tile.args).endswith("16B") for tile in getattr(opened, "tile", ())):
         return channels, 2
     return channels, np.dtype(ImageMode.getmode(picture.mode).typestr).itemsize
 
 
 def flattened(picture: Image.Image, name: str) -> np.ndarray:
-    """Convert a picture of 8 bits to (H, W, 1) or (H, W, 3) uint8.
+    """Convert a picture of 8 bits per value to (H, W, 1) or (H, W, 3) uint8.
 
     The picture is turned upright, and transparent parts are drawn over black.
     """

@@ -167,9 +167,9 @@ def decode_deep(
         return eight_bits(
             values, span, name, inverted=tags.get(Tag.PhotometricInterpretation) == MIN_IS_WHITE
         )
-    # A PNG with 16 bits per value has such a tile. A WebP has an empty list `tile`, so `deep_png`
-    # is False, which is correct, because a WebP has at most 8 bits per value
-    deep_png = any(str(tile.args).endswith("16B") for tile in picture.tile)
+    # In a PNG with 16 bits per value, the arguments of a tile end in 16B. A WebP has an empty list
+    # `tile`, so `deep_png` is False, which is correct: a WebP has at most 8 bits per value
+    deep_png = any(str(tile.args).endswith("16B") for tile in opened.tile)
     bits = max(tags.get(Tag.BitsPerSample, (white.bit_length(), 16 * deep_png)))
     if picture.format == "TIFF":
         check_bands(tags.get(Tag.ExtraSamples, ()), name)

@@ -262,8 +262,8 @@ def in_order(text: str) -> str:
 def plain_id(text: str) -> str:
     """Convert an id to lower case, and keep only its letters and digits.
 
-    Separators between digits, and a minus sign before the first digit, become "-". Accents, leading
-    zeros and a final ".0" are dropped.
+    Separators between digits become "-", and so does a minus sign at the start of an id such as -9.
+    Accents, leading zeros and a final ".0" are dropped.
     """
     letters = unicodedata.normalize("NFKD", unicodedata.normalize("NFKC", text).casefold())
     characters = (

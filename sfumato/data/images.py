@@ -105,8 +105,9 @@ class ImageSet:
 
 
 class ImageWriter:
-    """A writer of images to `images.npy`, their labels to `labels.npy`, and their groups, if any,
-    to `groups.npy`. It writes one image at a time, so memory use is constant.
+    """A writer of the files `images.npy`, `labels.npy` and, if images have groups, `groups.npy`.
+
+    It writes one image at a time, so memory use is constant.
 
     The files are complete after the context ends. An exception leaves incomplete files, so use a
     temporary directory.

@@ -136,7 +136,7 @@ def columns_of_samples(path: Path) -> dict[str, list[str]]:
     """Return the values of each key in the .json of the samples, "" for a missing key.
 
     Some programs write a different key into each .json. So keys that fewer than a tenth of the
-    samples have are left out, unless their names mean persons.
+    samples have are left out, unless their names are words for persons or ids.
     """
     rows: list[dict[str, object]] = []
     with suppress(DataError):
@@ -151,8 +151,8 @@ def columns_of_samples(path: Path) -> dict[str, list[str]]:
 def binary_columns(cells: Mapping[str, Sequence[str]]) -> tuple[list[str], list[str]]:
     """Return the columns of 0 and 1, and the columns that also have uncertain or empty cells.
 
-    Both lists are empty if there are fewer than two such columns, or if the name of another column
-    states that it contains the labels. cells: cells of each column.
+    Both lists are empty if there are fewer than two such columns, or if another column contains the
+    labels, by its name. cells: cells of each column.
     """
     extras = {
         name: {*map(str.lower, values)} - {*tabled.VALUES}
@@ -239,7 +239,7 @@ def unclear_label(table: Path, heads: Sequence[str], proposed: str | None = None
 
 
 def count_different(path: Path, column: str) -> int:
-    """Count the pictures without a parent folder named after their label in the table."""
+    """Count the pictures for which no parent folder has the name of the label in the table."""
     count = 0
     for table in tables_read(path):
         columns = columns_in(table)

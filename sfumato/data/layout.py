@@ -97,7 +97,9 @@ def layout_of(options: InitOptions) -> Layout:
 def bids_layout(path: Path, options: InitOptions) -> Layout:
     """Return the layout of a BIDS folder.
 
-    Raises Unclear if the owner must choose the column with the labels.
+    Raises Unclear if the owner must choose the column with the labels, or if two subjects may be
+    one person. Raises ConfigError if `options.groups` is another rule, or if the table has no
+    labels.
     """
     persons = Groups(column=PARTICIPANT)
     if options.groups not in (None, persons):
@@ -137,7 +139,8 @@ def bids_layout(path: Path, options: InitOptions) -> Layout:
 def table_layout(path: Path, table: Path, options: InitOptions) -> Layout:
     """Return the layout of pictures with a table.
 
-    Raises Unclear if the folders could define the classes too.
+    Raises Unclear if the folders could define the classes too, or if the owner must choose the
+    column with the labels. Raises ConfigError if the table contains no labels.
     """
     label = options.label_column
     file_column, heads = tables.heads_of(table)
@@ -203,7 +206,8 @@ def groups_of_dicom(path: Path, folders: Iterable[Path], alone: bool) -> Groups 
 
     folders: folders with the pictures; alone: see `InitOptions`.
 
-    Raises Unclear if some pictures are not DICOM files, and so have no PatientID, unless `alone`.
+    Raises Unclear if only some pictures are DICOM files, because the others have no PatientID. With
+    `alone`, the others are accepted.
     """
     files = chain.from_iterable(map(tabled.files_below, folders))
     are_dicom = {is_dicom(file) for file in files if tabled.is_picture(file)}
@@ -263,7 +267,8 @@ def check_classes_of_dicom(path: Path, outer: Sequence[Path], decided: bool) -> 
     """Raise Unclear if each folder has DICOM files of only one patient, and no two folders have the
     same patient.
 
-    Such folders may be named after patients. decided: whether the owner named the classes.
+    Such folders may be named after patients. decided: whether the owner named the classes; if so,
+    nothing is raised.
     """
     headers = [map(dicom_header, first_files(folder)) for folder in outer]
     patients_by_folder = [
@@ -376,8 +381,8 @@ def unclear_order(path: Path, outer: Sequence[Path], inner: Sequence[Path]) -> C
     <person>/<class>/.
 
     The error suggests an order: the level with the names that look more like ids is the person's.
-    Only the owner can confirm it: in <name>/<date>/, the outer level is the person's, and in
-    <year>/<name>/, the inner level is.
+    Only the owner can confirm this order: in <name>/<date>/, the outer level is the person's, and
+    in <year>/<name>/, the inner level is.
     """
     first = {folder.name for folder in outer}
     second = {folder.name for folder in inner}
@@ -417,10 +422,10 @@ def unclear_order(path: Path, outer: Sequence[Path], inner: Sequence[Path]) -> C
 
 
 def volume_in(path: Path) -> Volume | None:
-    """Return the slices to use if a file is a volume, or if the first DICOM files of one of the
-    folders contain a series.
+    """Return the setting `data.volume` to propose for a file or folder.
 
-    Returns None for other files.
+    It selects all axial slices if a file is a volume, and all slices if the first DICOM files of
+    one of the folders contain a series. Otherwise, returns None.
     """
     path = unpacked(path)
     pictures = [path]

@@ -37,8 +37,8 @@ def taken_in_a_row(files: Sequence[Path | Member]) -> bool:
     """Return whether many photographs were taken in a row.
 
     Photographs count as taken in a row if their times differ by at most SECONDS, or if one device
-    took them and the numbers in their names are consecutive. Two or more photographs count as many
-    if their share of all photographs is above SHARE.
+    took them and the numbers in their names are consecutive. The result is True if there are at
+    least two such photographs, and their share of all photographs is above SHARE.
     """
     photographs = [taken_at(file) for file in files]
     times = sorted(photograph.second for photograph in photographs if photograph.second is not None)

@@ -1,4 +1,4 @@
-"""Rate whether the cells of a column are ids of persons, by the column's name and by their form."""
+"""Rate how likely the cells of a column are ids of persons, by their form and the column's name."""
 
 import re
 import unicodedata
@@ -54,7 +54,7 @@ SHORT = 4  # ages, years, sizes and scores have at most this many digits
 
 
 def snake_case(name: str) -> str:
-    """Separate the words of a name by "_", without capitals and accents."""
+    """Write a name in lower case, without accents, and with "_" between its words."""
     unaccented = re.sub("[\u0300-\u036f]", "", unicodedata.normalize("NFKD", name))
     return re.sub(r"(?<=[a-z])(?=[A-Z])|[\W_]+", "_", unaccented).lower()
 
@@ -77,17 +77,17 @@ def repeated_ids(
 
 
 def rate_ids(name: str, cells: Sequence[str]) -> int:
-    """Rate how likely a column is to contain persons' ids, each for several pictures.
+    """Rate how likely it is that the cells of a column repeat and are ids of persons.
 
-    Returns 2 if the column can be proposed: its name refers to persons, or its cells look like ids
-    or names of persons. Returns 1 if only the owner can decide, otherwise 0.
+    Returns 2 if the column can be proposed: its name stands for persons (OF_PERSONS or TELLING), or
+    its cells look like ids or names of persons. Returns 1 if only the owner can decide, and
+    otherwise 0.
 
     Dates, years and sizes repeat too. So only cells that match ID_FORM are considered, with three
-    exceptions: the column's name refers to persons, the name refers to things such as sessions
+    exceptions: the column's name stands for persons, the name stands for things such as sessions
     (OF_THINGS), or the cells are numbers with the form of ids. Dates are considered only if the
-    name refers to persons. If values have many pictures each, they must look like ids even if the
-    column's name refers to persons, because they may be ages. Columns of names, birthdays or
-    addresses (TELLING) need not look like ids.
+    name stands for persons. If values have many pictures each, they may be ages, so they must look
+    like ids even in a column of persons.
     """
     personal = TELLING.fullmatch(meaning(name))
     person = personal or OF_PERSONS.search(snake_case(name))
@@ -147,7 +147,7 @@ def look_like_ids(name: str, cells: Sequence[str]) -> bool:
     """Return whether a column contains ids, not ages, dates or other facts about a person.
 
     There must be at least FEWEST_THINGS different cells. In addition, the whole name of the column
-    must mean persons, or the cells must have the form of ids.
+    must match OF_PERSONS, or the cells must have the form of ids.
     """
     ids = {*cells}
     if len(ids) < FEWEST_THINGS:
@@ -161,7 +161,7 @@ def look_like_ids(name: str, cells: Sequence[str]) -> bool:
 def coarser_ids(columns: Mapping[str, Sequence[str]], id_column: str) -> list[str]:
     """Return the columns of persons' ids in which one id belongs to several ids of `id_column`.
 
-    The column `id_column` may then contain ids of examinations, although its name refers to
+    The column `id_column` may then contain ids of examinations, although its name stands for
     persons.
     """
     return [
@@ -179,8 +179,8 @@ def are_coarser(cells: Sequence[str], ids: Sequence[str | None], staff: bool = F
 
     Cells that often mean an unknown person do not count.
 
-    cells, ids: values of each image; staff: whether cells with more than MOST_EACH ids each are
-    staff, such as annotators.
+    cells, ids: values of each image; staff: whether the cells may name staff, such as annotators.
+    If such cells have more than MOST_EACH ids each on average, the result is False.
     """
     clear = {
         cell

@@ -144,7 +144,7 @@ def check_series(files: Sequence[PictureFile], ids: Sequence[str | None]) -> Non
 def with_own_ids(
     files: Sequence[PictureFile], ids: Sequence[str | None], root: Path, sliced: bool
 ) -> list[str | None]:
-    """Give each series without an id an id of its own and, if `sliced`, also each volume.
+    """Give each series and, if `sliced`, each volume an id of its own, unless it has an id.
 
     All slices of a series or volume then belong to one person. The id is the SeriesInstanceUID or,
     if the file has none or all files have the same one (see `check_series`), the file's path below
@@ -191,7 +191,7 @@ def in_slices(
         if members:
             yield from series_pictures(members, volume)
             continue
-        assert isinstance(key, int)  # only series have keys of another type
+        assert isinstance(key, int)  # a key of another type belongs to a series, with members
         file = files[key]
         if isinstance(file, Path) and is_volume(file):
             yield from ((key, picture) for picture in slices_of(file, volume))
@@ -253,8 +253,8 @@ def frames_of(header: Header) -> list[Path] | list[Slice]:
     """List the frames of a DICOM file.
 
     Returns the path of the file itself if it has a single frame, or if the header states too many
-    frames: more than LONGEST_SIDE, or more than fit into the file. In the second case, decoding the
-    file later raises an error.
+    frames: more than LONGEST_SIDE, or more than fit into the file. If there are too many, decoding
+    the file later raises an error.
     """
     path = header.path
     max_frames = min(LONGEST_SIDE, path.stat().st_size // SMALLEST_FRAME)

@@ -51,7 +51,7 @@ KEPT = re.compile(
     rf"|gd|w|true|false|{'|'.join(map(re.escape, ID_WORDS['unknown'].split()))}",
     re.IGNORECASE,
 )
-KEPT_FILES = {*TABLES, PARTICIPANTS, DESCRIPTION, GROUPS}  # names of files that keep their names
+KEPT_FILES = {*TABLES, PARTICIPANTS, DESCRIPTION, GROUPS}  # file names that are not replaced
 HEXADECIMAL = r"(?<![^\W_])(?=[a-f]*\d+[a-f]+\d|\d*[a-f]+\d+[a-f])[\da-f]{6,}(?![^\W_])"
 ANY_SUFFIX = "|".join(re.escape(suffix) for suffix in sorted(KNOWN_SUFFIXES, reverse=True))
 # A path of a file, such as 3/12/45.png, is not a date
@@ -105,8 +105,8 @@ class Disguise:
     Equal words get the same replacement, and so do equal numbers, dates and ids. The replacements
     depend on a secret key and other random numbers, which are not stored.
 
-    texts: all texts that will be replaced; generator: source of the key and of the other random
-    numbers; kept: words that were left unchanged.
+    texts: all texts in which words will be replaced; generator: source of the key and of the other
+    random numbers; kept: words that were left unchanged.
     """
 
     texts: Iterable[str]
@@ -163,7 +163,8 @@ class Disguise:
             return token
         replacement = self.replace_letters(token)
         while stays(replacement):
-            if not token.isascii():  # otherwise, the loop could repeat a cycle of kept words
+            if not token.isascii():
+                # Without an added letter, the loop might only go round a cycle of kept words
                 replacement += "x"
             replacement = self.replace_letters(replacement)
         return replacement

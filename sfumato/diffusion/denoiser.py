@@ -100,7 +100,7 @@ class Denoiser(nn.Module):
         return torch.where(hide[..., None] if self.several else hide, self.no_label, labels)
 
     def draw_levels(self, law: NoiseLevels, n: int, generator: torch.Generator) -> Tensor:
-        """Draw n noise levels, (n,), as the argument `levels` of `per_image_loss`.
+        """Draw n noise levels, (n,), to pass to `per_image_loss` as `levels`.
 
         By default, these are values of σ from `draw_noise_levels`. A subclass may use timesteps.
         """
@@ -121,7 +121,7 @@ class Denoiser(nn.Module):
     def sampler(self, sampling: Sampling, generator: torch.Generator) -> Sampler:
         """Return a function from labels to images.
 
-        The function draws at most `at_a_time` images per call. For the arguments, see `drawing`.
+        The function draws at most `at_a_time` images per call. generator: see `drawing`.
         """
         raise NotImplementedError
 

@@ -123,7 +123,7 @@ class Attention(nn.Module):
 
 
 class Level(nn.Module):
-    """One step of the path down or up: a residual block, with attention at some levels."""
+    """One step down, in the middle or up: a residual block, with attention at some levels."""
 
     def __init__(self, inputs: int, outputs: int, embedding: int, attention: bool) -> None:
         super().__init__()

@@ -132,7 +132,7 @@ def per_image_gradients(
 
 
 class Losses(nn.Module):
-    """`per_image_loss` of a model as a forward pass, for `functional_call`."""
+    """A module with `per_image_loss` of a model as its forward pass, for `functional_call`."""
 
     def __init__(self, model: Denoiser) -> None:
         super().__init__()

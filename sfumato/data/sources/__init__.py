@@ -70,8 +70,8 @@ def read_source(data: Data, raw: Path, shard: Shard | None = None) -> Source:
 def check_there(path: str | None, groups: Groups | None) -> None:
     """Raise ConfigError for a URL, and DataError if a path in the settings does not exist.
 
-    The error is marked as `public`, so a log may show its text. No file of the owner was opened
-    yet, so the text depends only on the settings and on whether the path exists.
+    The error is marked as `public`, so a log may show its text. No file of the owner has been
+    opened yet, so the text depends only on the settings and on whether the path exists.
     """
     if is_url(path):
         raise public(

@@ -94,8 +94,8 @@ def rows_of_volumes(
 
     suffix: suffix of the volumes to use; None if all volumes have the same suffix.
 
-    Raises ConfigError if `suffix` is None and volumes have several suffixes, and DataError for a
-    subject with no row or with several rows.
+    Raises ConfigError if `suffix` is None and volumes have several suffixes. Raises DataError if
+    there is no volume with the suffix, or for a subject with no row or with several rows.
     """
     table = participants_of(root)
     rows = rows_of_participants(table, columns)

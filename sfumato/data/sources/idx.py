@@ -143,7 +143,7 @@ def read_idx(path: Path) -> np.ndarray:
             start = magic.hex() or "nothing"
             raise DataError(
                 f"{path} is not an idx file of unsigned bytes: it starts with {start}, expected "
-                "000008."
+                "000008. Fetch it again."
             )
         shape = struct.unpack(f">{magic[3]}i", file.read(4 * magic[3]))
         size = math.prod(shape)

@@ -398,7 +398,7 @@ def problems_of(files: Sequence[Place], request: Request) -> list[DataError]:
 
 
 def refusal(problems: Sequence[DataError]) -> DataError:
-    """Return one error that lists the problems. After 200 lines, the others are only counted.
+    """Return one error that lists the problems. After 200 lines, further lines are only counted.
 
     If there are no problems, the error states that pictures changed while they were read.
     """

@@ -35,7 +35,7 @@ from sfumato.storage.files import files_in, reading
 from sfumato.storage.limits import LARGEST_DIRECTORY, BoundedReader
 
 VALUES = {"0": 0, "1": 1, "0.0": 0, "1.0": 1}
-LABEL = "label"  # default column, or key, of the label
+LABEL = "label"  # default name of the column, or of the key, with the label
 Sample = dict[str, Member]  # the files of a sample, by suffix
 
 
