@@ -77,7 +77,7 @@ def perturb(genes: Tensor, strength: float, random: torch.Generator) -> Tensor:
 
 
 class Population(NamedTuple):
-    """N candidates. Each has the sensitive class it is proposed for, a kind and genes."""
+    """N candidates. Each has a sensitive class for which it is proposed, a kind, and genes."""
 
     labels: Tensor  # (N,) int64
     kinds: Tensor  # (N,) int64

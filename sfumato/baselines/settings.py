@@ -11,7 +11,7 @@ class Evolve(QuerySettings):
     """Private Evolution: images vote for the nearest candidates of a public renderer."""
 
     releases: ClassVar[str] = "rounds"
-    generator: ClassVar[str] = "glyphs"  # Name of the renderer, whose parameters are varied
+    generator: ClassVar[str] = "glyphs"  # Name of the renderer that draws the candidates
     feature: ClassVar[str] = "pixels"  # Feature space in which the nearest candidate is found
     # Maximum number of principal directions to which the features are reduced. The directions are
     # not rescaled
@@ -19,7 +19,7 @@ class Evolve(QuerySettings):
     # Votes for a candidate count only if their number is above this many standard deviations of
     # the noise
     threshold: ClassVar[float] = 1.0
-    # Size of the random changes of a candidate's parameters, in the first and in the last round
+    # Standard deviation of the noise added to a candidate's genes, in the first and the last round
     variation: ClassVar[tuple[float, float]] = (0.3, 0.05)
     noise: Noise = 20.0
     rounds: Positive = 10  # Number T of rounds; each is one release
@@ -37,7 +37,7 @@ class Adversarial(QuerySettings):
     draws: ClassVar[int] = 1  # Number of noise levels per image
     # Noise added to every image before the discriminator reads the image
     noise_levels: ClassVar[LogNormal] = LogNormal(mean=-2.0, std=0.5)
-    label_dropout: ClassVar[float] = 0.0  # Share of images given to the discriminator unlabelled
+    label_dropout: ClassVar[float] = 0.0  # Share of images shown to the discriminator without label
     learning_rate: ClassVar[float] = 2e-3  # Learning rate of the discriminator
     generator_rate: ClassVar[float] = 2e-3  # Learning rate of the generator
     # Betas of both Adam optimisers: low, so that each network adapts quickly to the other

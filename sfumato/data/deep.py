@@ -284,7 +284,7 @@ def with_alpha(
 def once_per_file(read: Callable[[Path], T]) -> Callable[[Path], T]:
     """Cache the results of `read` by path, until the file changes.
 
-    Otherwise, each file would be opened several times, which is slow on network storage.
+    Without the cache, each file would be opened several times, which is slow on network storage.
     """
 
     @lru_cache(maxsize=2**17)

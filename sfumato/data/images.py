@@ -305,7 +305,7 @@ def as_uint8(images: Tensor) -> np.ndarray:
 def inference_batch_size(shape: Sequence[int]) -> int:
     """Return how many images of a shape to pass through a network at a time.
 
-    It is 64, or up to 1024 for small images.
+    The number is 64, or up to 1024 for small images.
     """
     return max(64, min(1024, 2**20 // math.prod(shape)))
 

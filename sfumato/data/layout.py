@@ -296,7 +296,7 @@ def check_files_beside(
     """Raise Unclear or ConfigError if a file may contain labels but is not read.
 
     outer: folders that may be classes; nested: whether they contain only folders; decided: whether
-    the owner has named the classes or stated how to find the persons.
+    the owner has named the classes or stated how to find the persons. If so, Unclear is not raised.
     """
     no_classes = len({folder.name for folder in outer}) < 2 and not nested
     files = dict.fromkeys(

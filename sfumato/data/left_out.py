@@ -22,7 +22,7 @@ LEFT_OUT_FILES = "left_out.json"  # paths of these pictures, so that they can be
 
 
 def texts_left_out(source: Source) -> dict[str, str]:
-    """Return the contents of LEFT_OUT, one reason per line, and LEFT_OUT_FILES, as JSON.
+    """Return the contents of LEFT_OUT (one reason per line) and of LEFT_OUT_FILES (JSON).
 
     Returns {} if no picture was left out. The source must have been read to its end.
     """

@@ -87,7 +87,7 @@ class Column:
     kind: str  # words, number or mixed
     neutral: bool = False  # whether the values identify no person (dates, for example)
     personal: bool = False  # whether the part follows a word for a person
-    named: bool = False  # whether it follows a word that does not mean files, copies or sides
+    named: bool = False  # whether it follows a word, but no word for files, copies or sides
     of_file: bool = False  # whether it follows a word for files, such as frame
     aligned: bool = True  # whether it has the same place in names with more or fewer numbers
 
@@ -110,8 +110,8 @@ class Column:
     def repeated(self) -> bool:
         """Return whether images share a value.
 
-        Numbers with large gaps can share a value by chance. For these, return True only if more
-        pairs share a value than chance explains, unless the numbers follow a word for a person.
+        Numbers with large gaps can share a value by chance. So if they do not follow a word for a
+        person, return True only if more pairs share a value than chance explains.
         """
         if self.kind != "number" or self.dense or self.personal:
             return self.pairs > 0
@@ -457,7 +457,8 @@ def word_and_number_columns(stems: Sequence[str], class_words: Sequence[str]) ->
 def word_column(stems: Sequence[str], class_words: Sequence[str]) -> Column | None:
     """Return a column with the words that may be a person's name, from each file name.
 
-    These are the first words that do not mean sides, copies, files, parts of a set or classes.
+    These are the first words in a name. Words for sides, copies, files, parts of a set or classes
+    are skipped.
     Returns None if there are no such words.
     class_words: words of class names.
     """
@@ -629,8 +630,8 @@ def is_of_class(column: Column, labels: Sequence[Hashable]) -> bool:
     return len(pairs) == len(column.counts) == len({label for _, label in pairs})
 
 
-def series_of(stem: str, class_words: Sequence[str]) -> str:
-    """Return the words before the first digit that mean files, parts of a set or classes.
+def series_of(stem: str, named: Sequence[str]) -> str:
+    """Return the words for files, parts of a set or classes, if they come before the first digit.
 
     Names that differ in these words may belong to different series, with a counter for each.
     """

@@ -262,7 +262,7 @@ def listing_of(data: Data, key: bytes) -> str | None:
 
 
 def decisive(data: Data) -> dict[str, object]:
-    """Return everything, except for the files themselves, that decides how images are stored."""
+    """Return everything that decides how images are stored, except for the files themselves."""
     return {
         "data": data.model_dump(mode="json"),
         "path": data.path and resolved(data.path),
@@ -316,8 +316,9 @@ def conversions(data: Data, home: Path, journal: Journal) -> dict[str, dict]:
     """Return the settings in CONVERSION that were used for each version of the images.
 
     A version that an older program prepared is missing until it is prepared again. Raises
-    ConfigError if budget was spent on the version in `data` with other settings: its releases would
-    be restored at no cost, and their cards would describe pictures from which they were not made.
+    ConfigError if budget was spent on the version in `data` with other settings. Otherwise, the
+    releases of this version would be restored at no cost, with cards that contain the new settings,
+    although the releases were made with the earlier ones.
     """
     settings_by_version: dict[str, dict] = {}
     if (home / CONVERTED).is_file():

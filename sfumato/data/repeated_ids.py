@@ -11,9 +11,9 @@ from sfumato.data.groups import NO_ID, is_unclear, plain_id
 from sfumato.data.names import Column
 from sfumato.data.tables import meaning
 
-# Patterns to search for in the names of columns with repeated cells. A name that matches OF_PERSONS
-# may stand for ids of persons. A name that matches OF_THINGS may stand for ids of things that
-# belong to one person, such as sessions or specimens.
+# Patterns to search for in the names of columns with repeated cells. If OF_PERSONS matches a name,
+# the cells may be ids of persons. If OF_THINGS matches, they may be ids of things that belong to
+# one person, such as sessions or specimens.
 OF_PERSONS = re.compile(
     r"patient|pa[cz]i?ente?|subj|person|particip|proband|donor|volunteer|individual|client|user"
     r"|signer|speaker|writer|worker|owner|animal|identity|mrn|(^|_)(pat|sub|uid|hn)(_|$)"

@@ -124,8 +124,8 @@ def burned_in(files: Iterable[PictureFile]) -> int:
 def check_series(files: Sequence[PictureFile], ids: Sequence[str | None]) -> None:
     """Raise DataError if files of one DICOM series have different ids, or if only some have an id.
 
-    If all files have the same SeriesInstanceUID, it is not compared: some programs that remove
-    names write one UID into all files. ids: id of each file's person.
+    Nothing is checked if all files have the same SeriesInstanceUID, because some programs that
+    remove names write one UID into all files. ids: id of each file's person.
     """
     uids = [getattr(named_header(file), "uid", "") for file in files]
     if len({*uids} - {""}) < 2:

@@ -173,7 +173,7 @@ class Disguise:
         """Replace each letter by one that depends on it and on the earlier letters of the word.
 
         Words that begin alike are therefore replaced by words that begin alike. Upper and lower
-        case stay, and the letters a to f are replaced among themselves, because they may be
+        case do not change. The letters a to f are replaced among themselves, because they may be
         hexadecimal digits.
         """
         letters = []

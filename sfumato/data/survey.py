@@ -62,7 +62,7 @@ class PictureFacts(NamedTuple):
 class Survey:
     """The size and form of a set of sensitive images.
 
-    Private, except for what its owner decides to publish.
+    All fields are private, except for what the owner decides to publish.
 
     images: number of images without the hold-out;
     held_out: number of images in the hold-out, None if there is none;

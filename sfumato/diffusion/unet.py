@@ -75,7 +75,11 @@ def normalised(x: Tensor, groups: int, scale: Tensor, shift: Tensor) -> Tensor:
 
 
 class Block(nn.Module):
-    """Residual block. The embedding scales and shifts the result of the second normalisation."""
+    """Residual block.
+
+    The embedding of noise level and labels scales and shifts the result of the second
+    normalisation.
+    """
 
     def __init__(self, inputs: int, outputs: int, embedding: int) -> None:
         super().__init__()

@@ -212,7 +212,7 @@ def clipped_gradient_sum(
         )
     total = torch.zeros(number_of_weights(parameters), dtype=torch.float64, device=images.device)
     for start in range(0, len(images), microbatch.size):
-        # Fill up the last microbatch with copies of its last image, and drop their gradients.
+        # Fill up the last microbatch with copies of its last image, and drop the copies' gradients.
         # Then all microbatches have one size. Matrix kernels round differently for other sizes, but
         # an image's gradient must not depend on the number of other images.
         index = torch.arange(start, start + microbatch.size, device=images.device).clamp(

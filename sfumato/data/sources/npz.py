@@ -121,7 +121,8 @@ def labels_of(
     ):
         description = f"{part}images are {images.dtype} {images.shape}"
         raise DataError(
-            f"{path}: {description}, expected uint8 (N, H, W) or (N, H, W, C) with C 1 or 3"
+            f"{path}: {description}, expected uint8 (N, H, W) or (N, H, W, C) with C 1 or 3: "
+            "convert the array, and write the file again with np.savez."
         )
     check_integers(path, f"{part}labels", labels)
     count = len(images)
