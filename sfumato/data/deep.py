@@ -393,7 +393,7 @@ def with_frame(path: Path, header: Dataset, frame: int) -> Dataset:
             ):
                 raise ValueError(
                     f"the pixels have {length} bytes, but with the stated YBR_FULL_422, they would "
-                    f"have {expected_length}: the values are RGB or YBR_FULL"
+                    f"have {expected}: the header must state RGB or YBR_FULL instead"
                 )
             size = expected_length // frames
             file.seek(frame * size, SEEK_CUR)

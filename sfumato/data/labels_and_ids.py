@@ -174,7 +174,7 @@ def check_certain(table: Path, cells: Mapping[str, Sequence[str]]) -> None:
     if uncertain:
         raise Unclear(
             "{table} has columns of 0 and 1 with uncertain or empty cells: {uncertain}. Write 0 or "
-            "1 in each of these cells, or name only other columns of labels with {option.classes} "
+            "1 in each of these cells, or name only columns without such cells: {option.classes} "
             "a,b,c. If a single column contains all labels, name it with {option.label_column}",
             option="classes",
             table=table,

@@ -63,7 +63,7 @@ def count_near(times: Sequence[float], max_gap: float) -> int:
 def taken_at(file: Path | Member) -> Taken:
     """Read the time and the device from EXIF, and the number from the file's name.
 
-    If EXIF contains no time, the time is read from the file's name too. Raises OSError if the file
+    If EXIF contains no time, the time is also read from the file's name. Raises OSError if the file
     cannot be read.
     """
     tags: dict[int, object] = {}

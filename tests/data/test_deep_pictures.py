@@ -91,7 +91,7 @@ def test_frames_with_halved_colour_resolution_are_read(tmp_path):
     assert [np.unique(frame).tolist() for frame in frames] == [[level] for level in levels]
     data.PixelData = bytes(len(levels) * 64 * 64 * 3)
     data.save_as(file)
-    with pytest.raises(DataError, match="the values are RGB or YBR_FULL"):
+    with pytest.raises(DataError, match="the header must state RGB or YBR_FULL"):
         decode(Slice(file, 1))
 
 
