@@ -118,7 +118,9 @@ def install(folder: str, number: int) -> None:
         end(code)
 
     def reached(event: str, path: str, begin: Callable[[], object] = lambda: None) -> None:
-        """Count an event, and end the process at the chosen one. begin: does half of the event."""
+        """Count an event, and end the process at the chosen one. begin: function for half the
+        event.
+        """
         nonlocal seen
         if over or not path.startswith(folder + "/"):
             return

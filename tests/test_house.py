@@ -340,7 +340,9 @@ def test_an_own_project_gets_the_same_pipeline():
 
 
 def test_dvc_never_brings_an_old_card_or_an_old_total_back():
-    """DVC's run cache would do so without `persist`: the ledger would then lack later charges."""
+    """Without `persist`, DVC's run cache could restore an old card or an old ledger. An old ledger
+    lacks later charges.
+    """
     stages = dvc_yaml()["stages"]
     for name, key in (("prepare-sensitive", "outs"), ("ledger", "metrics")):
         (entry,) = stages[name][key]
@@ -373,9 +375,9 @@ def test_recipes_name_their_stages_in_the_order_of_the_table():
 
 @pytest.mark.parametrize("name", list(STAGES))
 def test_stage_modules_are_thin(name):
-    """They name what they read, call the library and save the results.
+    """The module of a stage names what the stage reads, calls the library and saves the results.
 
-    They also estimate their running time, and list problems of the settings.
+    It also estimates the running time, and lists problems of the settings.
     """
     tree = ast.parse((ROOT / "stages" / f"{name}.py").read_text())
     assert sum(isinstance(node, ast.FunctionDef) for node in ast.walk(tree)) <= 5
@@ -397,7 +399,9 @@ COMMANDS = {"init", "plan", "ledger", "merge"} & {path.stem for path in MODULES}
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_commands_are_thin(name):
-    """They parse options, ask and print. The library does the work, so that `Project` can, too."""
+    """A command's module parses options, asks and prints. The library does the work, so that
+    `Project` can do it, too.
+    """
     text = (ROOT / "stages" / f"{name}.py").read_text()
     functions = [
         node
@@ -414,9 +418,9 @@ def test_commands_are_thin(name):
 
 
 def test_the_library_starts_only_dvc_and_git():
-    """It also neither reads nor changes the current folder.
+    """The library also neither reads nor changes the current folder.
 
-    Otherwise, if one thread changed the current folder, another would work in the wrong folder.
+    If one thread changed the current folder, another thread would work in the wrong folder.
     """
     texts = {
         str(path.relative_to(ROOT)): path.read_text()

@@ -141,7 +141,7 @@ def test_make_keeps_cuda_for_an_nvidia_card(tmp_path, index):
 
 
 def test_make_lets_python_keep_compiled_modules(tmp_path):
-    """Containers often forbid it.
+    """Containers often forbid Python to keep compiled modules.
 
     A start of Python that has to compile PyTorch takes three times as long.
     """

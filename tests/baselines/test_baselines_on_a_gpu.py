@@ -1,4 +1,4 @@
-"""The baselines on a pretended GPU, as `tests/test_on_a_gpu.py` runs the other parts."""
+"""The baselines on a simulated GPU, as `tests/test_on_a_gpu.py` runs the other parts."""
 
 import pytest
 import torch

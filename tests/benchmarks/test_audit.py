@@ -85,7 +85,7 @@ def test_without_delta_the_bound_of_one_run_is_of_coins():
 
 
 def gaussian_curve(mu: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return several ε, and the δ of a Gaussian mechanism that is μ-GDP at each of them.
+    """Return several ε and, for each, the δ of a Gaussian mechanism that is μ-GDP.
 
     Source: Balle and Wang 2018.
     """
@@ -176,8 +176,8 @@ def test_every_release_is_as_noisy_as_claimed_and_no_noisier(name, monkeypatch):
     """The false-alarm rate is 2 in 100 000. With 400 releases and μ = 2, the bounds on μ are about
     2 ± 0.8.
 
-    For each release, `feature_means` and `histogram` would test this machine's kernels again, and
-    compute the rows of the same images again. The results never change, so they are computed once.
+    For each of these releases, `feature_means` and `histogram` would test this machine's kernels
+    again, and compute the same rows again. The results never change, so they are computed once.
     """
     for query in ("feature_means", "histogram"):
         monkeypatch.setattr(f"sfumato.queries.{query}.place_matters", TESTED)

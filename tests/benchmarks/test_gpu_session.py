@@ -1,6 +1,4 @@
-"""The measuring script for a borrowed GPU: what it finds is on disk at once, and it ends in
-time.
-"""
+"""The measuring script for a borrowed GPU writes each result to disk at once, and ends in time."""
 
 import json
 import os

@@ -1,7 +1,8 @@
-"""Short forms of two scripts.
+"""Run short forms of two scripts.
 
-`benchmarks/kills.py`: a fault while a journal entry is written. Each test uses all kinds in turn.
-`benchmarks/file_kills.py`: a kill and a power cut when the files in DECIDE are renamed or removed.
+`benchmarks/kills.py` causes a fault while a journal entry is written. Its test uses all kinds of
+fault in turn. `benchmarks/file_kills.py` causes a kill or a power cut when a path in DECIDE is
+renamed or removed.
 """
 
 import shutil

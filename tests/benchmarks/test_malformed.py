@@ -142,7 +142,7 @@ def test_a_damaged_file_is_read_or_refused_in_one_sentence(tmp_path, name):
         except own as error:
             refused += 1
             assert str(error)
-    assert refused > 20  # the other damage leaves valid content
+    assert refused > 20  # the other damaged files are still valid
 
 
 BOMBS = (

@@ -108,9 +108,9 @@ def test_who_reads_no_further_ends_them_all(tmp_path):
     assert threading.active_count() == before
 
 
-def test_a_fault_of_the_code_is_raised_as_in_one_thread(tmp_path, monkeypatch):
+def test_a_missing_range_ends_reading_as_in_one_thread(tmp_path, monkeypatch):
     """A 16-bit picture without a range ends the reading with an error, so that `stage init` asks
-    for the range.
+    for the range. With one thread and with two, the error comes after the same picture.
     """
     files = pictures(tmp_path / "in")
     Image.fromarray(np.zeros((6, 6), np.uint16)).save(files[40])

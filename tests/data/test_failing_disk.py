@@ -215,8 +215,8 @@ def test_what_opens_and_cannot_be_read_is_not_left_out(tmp_path, settled, make, 
 
 
 def test_the_limit_of_open_files_never_makes_a_set_smaller(tmp_path, settled):
-    """Under each limit, which the system itself enforces, the set is complete or the error is
-    EMFILE.
+    """Try 64 limits, which the system itself enforces. Under each limit, either all pictures are
+    prepared, or the error is EMFILE.
     """
     settings = class_folders(tmp_path).settings
     assert prepare(settings, tmp_path) == 37
@@ -259,7 +259,7 @@ def test_a_shard_cut_while_it_is_read_loses_no_picture(tmp_path):
 
 def test_no_memory_for_a_picture_names_it_and_is_no_damage(tmp_path, monkeypatch):
     file = next(folder(tmp_path, broken=()).glob("*/*.png"))
-    # Pillow raises the second of these errors
+    # The second error is the one that Pillow raises if it gets no memory
     for lacking in (MemoryError(), OSError("out of memory error when reading image file")):
         monkeypatch.setattr(
             "PIL.PngImagePlugin.PngImageFile.load",

@@ -93,9 +93,10 @@ def test_ids_look_more_like_ids_than_diagnoses():
 
 
 def test_a_folder_with_classes_one_level_below_is_named(tmp_path):
-    """Unpacking an archive often creates such an extra folder.
+    """Unpacking an archive often puts the class folders into one extra folder.
 
-    The folder is only proposed, because one class with a folder per person looks the same.
+    The extra folder is only proposed as the path, because one class with a folder per person looks
+    the same.
     """
     for kind in ("ill", "well"):
         (tmp_path / "scans" / kind).mkdir(parents=True)
@@ -160,8 +161,8 @@ def test_grades_and_ranges_are_no_ids():
     ],
 )
 def test_a_date_in_front_is_no_id(form):
-    """If the year counted as an id, one person's pictures would be in several groups, and many
-    persons would be in one group.
+    """If the year of the date counted as an id, one person's pictures would be in several groups,
+    and many persons would be in one group.
     """
     names = [
         form.format(

@@ -14,7 +14,7 @@ from sfumato.storage.artifacts import read_artifact, writing
 def released(state, number, **files):
     """Remember a release with 8 images and these files. Returns the artifact.
 
-    number: number of its only record.
+    number: number of the release's only record.
     """
     record = small_record(number, Mechanism(noise_multiplier=5.0))
     out = state.parent / f"release{number}"
@@ -65,8 +65,8 @@ def test_a_copied_file_of_a_release_is_recognised_in_any_folder(tmp_path, copy):
 
 
 def test_a_link_to_a_file_of_a_release_brings_its_records(tmp_path):
-    """The state directory lists hashes of released files, but it is not needed here: the link leads
-    to the release's folder, which contains the records.
+    """The link leads into the release's folder, which contains the records. So this test needs no
+    state directory, which would list hashes of released files.
     """
     artifact = released(tmp_path / "state", 1)
     (tmp_path / "mine.npy").symlink_to(artifact.path / IMAGES)

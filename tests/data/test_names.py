@@ -361,7 +361,9 @@ def test_an_id_that_returns_in_another_class_is_proposed(form):
 
 @pytest.mark.parametrize("others", ["IM-{:04}-0001.jpeg", "NORMAL2-IM-{:04}-0001.jpeg"])
 def test_few_persons_in_one_of_two_archives_are_seen(others):
-    """The names are like a small sample of the chest X-rays. Five persons have two pictures."""
+    """The names are like the names in a small sample of the chest X-rays. Five persons have two
+    pictures each.
+    """
     chance = random.Random(0)
     persons = chance.sample(range(1, 2000), 100)
     images = chance.sample(range(3000), 105)
@@ -416,9 +418,9 @@ def test_times_in_names_are_evidence_and_damage_is_none(tmp_path):
     assert not taken_in_a_row(sorted(tmp_path.iterdir()))
 
 
-def test_an_unreadable_photograph_states_nothing(tmp_path):
-    """Reading such a photograph raises an error. Otherwise, an unreliable network could hide that
-    pictures were taken in a row.
+def test_an_unreadable_photograph_raises_an_error(tmp_path):
+    """If such a photograph was skipped, an unreliable network could hide that pictures were taken
+    in a row.
     """
     with pytest.raises(OSError):
         taken_in_a_row([tmp_path / "gone.jpg"])

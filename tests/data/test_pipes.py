@@ -25,7 +25,9 @@ SECONDS = 5  # longer than any call here takes
 
 @contextmanager
 def in_time(pipe: Path) -> Iterator[None]:
-    """Fail the test if something waits for `pipe`. Before that, end the wait."""
+    """Fail the test if something waits for `pipe` for longer than SECONDS. The wait is ended first,
+    so that the test can fail.
+    """
     done = threading.Event()
     waited = False
 
@@ -130,7 +132,9 @@ def test_a_pipe_in_place_of_a_table_of_persons_is_refused(tmp_path, name, kind):
 
 @pytest.mark.parametrize("kind", ["pipe", "socket"])
 def test_a_pipe_in_place_of_what_was_listed_is_refused(tmp_path, kind):
-    """It replaces a picture that a table lists, a file in MNIST's format, or a tar file."""
+    """A pipe or socket replaces a picture that a table lists, a file in MNIST's format, or a tar
+    file.
+    """
     table = with_table(tmp_path / "tabled").settings
     place = put(kind, tmp_path / "tabled/in/cat/03_P3.png")
     with in_time(place), pytest.raises(DataError, match=r"row \d+, names"):

@@ -170,7 +170,9 @@ def test_the_card_is_the_same_before_and_after_a_withdrawal(owner, images, tmp_p
 
 
 def test_charged_images_stay_in_or_out_of_the_hold_out(owner, images):
-    """Otherwise, a release would be tested on images from which it was made."""
+    """If charged images could move into the hold-out, a release would be tested on images from
+    which it was made.
+    """
     owner.prepare(images, holdout_fraction=0.6)
     version = owner.prepare(images).version  # nothing is spent yet
     drawn = fingerprint(owner.part("sensitive"), KEY)
@@ -193,7 +195,9 @@ def test_charged_images_stay_in_or_out_of_the_hold_out(owner, images):
 
 
 def test_charged_images_are_not_converted_in_another_way(owner, images, tmp_path):
-    """Otherwise, the card would describe pictures from which the release was not made."""
+    """If charged images were converted again in another way, the card would not describe the
+    pictures from which the release was made.
+    """
     owner.prepare(images, fit="pad")
     version = owner.prepare(images).version  # nothing is spent yet
     journal = Journal(owner.state, "set")
@@ -203,7 +207,7 @@ def test_charged_images_are_not_converted_in_another_way(owner, images, tmp_path
     with pytest.raises(ConfigError, match=refusal):
         owner.prepare(images, fit="pad")
     assert owner.files() == before
-    owner.prepare(images[9:])  # withdrawn images do not matter
+    owner.prepare(images[9:])  # images may still be withdrawn
     owner.prepare(images, fit="pad", version="2")
     with pytest.raises(ConfigError, match=refusal):
         owner.prepare(images, fit="pad")
@@ -214,7 +218,7 @@ def test_charged_images_are_not_converted_in_another_way(owner, images, tmp_path
     with pytest.raises(ConfigError, match=refusal):
         resolve_project(tmp_path, owner.state, Path("params.yaml"), dry_run=True)
     journal.append("open", record={"id": "y", "data_version": "2"})
-    (owner.state / "data/set" / CONVERTED).unlink()  # an older version kept no such record
+    (owner.state / "data/set" / CONVERTED).unlink()  # older versions wrote no such file
     owner.prepare(images, version="2")
     with pytest.raises(ConfigError, match="was already spent on data.version=2"):
         owner.prepare(images, fit="pad", version="2")
@@ -526,7 +530,9 @@ def others():
 
 
 def test_a_public_set_that_holds_real_images_is_refused(desk, images, others):
-    """Otherwise a copy of the sensitive folder, or of a part of it, would be published as it is."""
+    """If such a set was accepted, a copy of the sensitive folder, or of a part of it, would be
+    published as it is.
+    """
     mixed = others.copy()
     mixed[[4, 17]] = images[[3, 200]]
     for public, size, words in (
@@ -584,7 +590,7 @@ def test_unchanged_files_are_prepared_once(take_folder, owner, tmp_path):
     before = rows(owner.part("sensitive"))
     owner.card.unlink()
     assert take_folder() == 1 and rows(owner.part("sensitive")) == before
-    # A change time in the future counts as just now
+    # A file with a change time in the future is treated as if it had just changed
     os.utime(tmp_path / "in/cat/0.png", times=2 * (time.time() + 3600,))
     assert [take_folder(), take_folder()] == [2, 3]
 
@@ -641,7 +647,9 @@ def test_a_log_shows_nothing_of_reading_images(take_folder, capsys):
 
 
 def test_images_counted_under_one_id_are_not_counted_again(owner, images):
-    """Otherwise a second name would start a second odometer, from zero, for the same people."""
+    """If the same images could be prepared under a second id, the same people would get a second
+    odometer, which begins at zero.
+    """
     owner.prepare(images)
     card = owner.card.read_text()
     some = np.concatenate(
@@ -659,8 +667,8 @@ def test_images_counted_under_one_id_are_not_counted_again(owner, images):
 
 
 def test_resized_copies_under_another_id_are_found(owner, tmp_path, digits):
-    """Otherwise the same people would get a fresh odometer if their images were copied, resized and
-    given another id.
+    """If such copies were not recognised, the same people would get a second odometer, which begins
+    at zero.
     """
     large = np.kron(digits.images[..., 0], np.ones((1, 3, 3), dtype=np.uint8))  # 24×24
     owner.prepare(large[:400], size=20)
@@ -802,8 +810,8 @@ def test_a_fingerprint_that_was_cut_short_is_computed_again(tmp_path, images):
 
 
 def test_images_replaced_before_a_kill_are_removed_later(tmp_path, images, settled):
-    """The new set is in place, and its files count as unchanged, so the second call only removes
-    the old set.
+    """After the kill, the new set is in place, and its files count as unchanged. So the next
+    preparation only removes the old set.
     """
     owner = Owner(tmp_path)
     owner.prepare(images)

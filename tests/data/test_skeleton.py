@@ -107,9 +107,10 @@ def test_numbers_keep_their_form():
 
 
 def test_the_least_and_largest_ids_are_replaced_too():
-    """An id that begins with a zero has fewer digits as a number. So the ids without such zeros may
-    look like the continuation of a count, as 100 continues 98 and 99. The smallest and largest
-    numbers of a continuation stay the same, but all ids must be replaced.
+    """As a number, an id that begins with zeros has fewer digits than the other ids. The other ids
+    may then look like the continuation of a count, as 100 continues 98 and 99. In such a
+    continuation, the smallest and the largest number are normally kept, but ids must all be
+    replaced.
     """
     ids = {972543, 1000768, 9972362, 10003377, 54321098, 99984401}
     replaced = replace_numbers(ids, 4, random.Random(0))

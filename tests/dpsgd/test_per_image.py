@@ -236,7 +236,9 @@ def test_an_unused_weight_has_no_gradient():
     ],
 )
 def test_a_use_without_a_rule_is_refused(use):
-    """Otherwise, a part of the weight's gradient would be missing, without any sign of it."""
+    """If such a use was accepted, a part of the weight's gradient would be missing, without any
+    sign of it.
+    """
     with pytest.raises(NoRuleError, match="per-image gradients do not support"):
         layer = nn.Linear(4, 4, bias=False)
         x = torch.randn(DRAWS * IMAGES, 4)
@@ -272,7 +274,9 @@ NETWORKS = {
 @pytest.mark.parametrize("adapted", [False, True])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_network_has_the_gradients_that_vmap_finds(name, adapted):
-    """vmap always keeps images apart. A network with the same gradients keeps them apart, too."""
+    """vmap never mixes the gradients of different images. So if the network computes the same
+    gradients by its layers, it does not mix them either.
+    """
     torch.manual_seed(0)
     model = perturbed(build_unet(classes=4, **{"width": 8, **NETWORKS[name]}))
     if adapted:
@@ -328,7 +332,9 @@ def test_a_gradient_depends_on_neither_place_nor_company(autocast):
 
 
 def test_gradients_at_foreign_parameters_are_refused():
-    """Layers compute gradients only for their own weights. For copies, all gradients would be 0."""
+    """Each layer computes gradients only for its own weights. If copies of the weights were
+    accepted, all their gradients would be 0.
+    """
     model = network()
     copies = {name: value.detach().clone() for name, value in model.named_parameters()}
     batch = (

@@ -80,9 +80,8 @@ def test_nothing_in_the_sum_of_a_draw_waits_for_a_gpu(clip_as_one_matrix, law, d
 
 
 def test_what_waits_is_noticed(monkeypatch):
-    """On a CPU, the clip searches for broken rows, and waits for the result.
-
-    If it did so on a GPU, the test above would fail.
+    """On a CPU, the clip searches for broken rows and waits for the result, so the check must fail
+    here. If the clip did the same on a GPU, the test above would fail.
     """
     run = state(LogNormal())
     charge = one_draw(3)

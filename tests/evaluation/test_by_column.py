@@ -43,7 +43,7 @@ def test_each_group_has_an_accuracy_an_interval_and_a_gap():
 
 
 def test_a_group_of_one_person_has_no_interval():
-    """All slices of a volume are of one person, so all resamples of them would be equal."""
+    """All images of a group may be slices of one person, so all resamples would be equal."""
     right = np.tile([1.0, 0.0], 20)
     found = by_column(right, np.repeat([4, 7, 9], [20, 10, 10]), np.repeat(["a", "b"], 20))
     intervals = [row["interval"] for row in found["groups"]]

@@ -58,8 +58,8 @@ def test_images_that_give_themselves_away_are_ranked_first(halves):
 
 
 def test_shares_of_the_classes_do_not_tell_the_sets_apart(halves):
-    """One set has only the digits 0 to 4, the other has all. Of each class, the same number of
-    images is compared.
+    """One set has only the digits 0 to 4, the other has all digits. Of each class, both sets
+    contribute the same number of images to the comparison.
     """
     few = halves[0].take(np.flatnonzero(halves[0].labels < 5))
     found = detect(few, halves[1])

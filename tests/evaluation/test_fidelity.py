@@ -88,8 +88,9 @@ def test_numbers_of_limited_meaning_are_warned_of():
 
 
 def test_one_training_image_has_no_authenticity():
-    """A single training image has no other one near it. For "real", 2 of the 3 training images are
-    compared with the third, as if they were released.
+    """Authenticity needs a second training image near the first, so it is not computed for a single
+    one. For "real", 2 of the 3 training images are compared with the third, as if they were
+    released.
     """
     novel = MORE[:2], MORE[2:3], REAL
     found = fidelity("real", MORE[:3], REAL, novel, EMBEDDED, ALL, [].append)

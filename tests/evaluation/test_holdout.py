@@ -82,7 +82,9 @@ def test_a_few_that_look_alike_are_no_copies_and_equal_ones_are(drawn):
 
 @pytest.mark.parametrize(("several", "left", "lost"), [(0, 9, 1), (0, 10, 0), (1, 9, 1)])
 def test_a_class_that_lost_nearly_all_its_images_is_named(drawn, several, left, lost):
-    """Pictures by a fixed camera resemble each other, so all of one class may count as copies."""
+    """Pictures by a fixed camera resemble each other, so all pictures of one class may count as
+    copies.
+    """
     labels = np.repeat([0, 1], 100)
     if several:
         labels = np.eye(3, dtype=np.uint8)[labels]
@@ -95,7 +97,7 @@ def test_a_class_that_lost_nearly_all_its_images_is_named(drawn, several, left, 
 
 @pytest.mark.parametrize("side", [64, 40])
 def test_images_that_resemble_another_are_in_no_test_for_copies(drawn, side):
-    """Images of the same person may resemble each other."""
+    """Images of the same person are an exception: they may resemble each other."""
     pictures = drawn[:60]
     again = pictures if side == 64 else resized(pictures, side)
     train = np.concatenate([pictures[:40], again[:3]])

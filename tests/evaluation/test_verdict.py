@@ -61,7 +61,7 @@ UNEQUAL = {
 
 @pytest.mark.parametrize(("labels", "persons"), UNEQUAL.values(), ids=UNEQUAL)
 def test_random_guesses_are_useless(labels, persons):
-    """Images of a person are right or wrong together."""
+    """Either all images of a person are classified correctly, or none of them is."""
     random = np.random.default_rng(0)
     real = {"cnn": {"mean": 0.9, "per_class": [{"mean": 0.9}, {"mean": 0.9}]}}
     levels = []
@@ -116,7 +116,7 @@ def test_a_teacher_that_beats_real_training_is_the_ruler():
     ],
 )
 def test_labels_that_agree_with_requests_by_chance_are_named(agreement, chance, stated):
-    """If nine of ten images are of one class, 82 % agree by chance."""
+    """If nine of ten images are of one class, 82 % of the labels agree with requests by chance."""
     teacher = {"accuracy": 0.5, "balanced_accuracy": 0.5}
     found = {"agreement": agreement, "chance_agreement": chance}
     said = judged(0.5, **found, teacher=teacher)["sentence"]
@@ -157,8 +157,8 @@ def test_without_the_bound_the_verdict_is_never_kinder():
     "labels", [np.repeat(np.arange(4), [250, 250, 250, 9]), np.repeat(np.arange(3), 250)]
 )
 def test_a_handful_of_images_per_class_is_not_judged(labels):
-    """With 7 hold-out images, the verdict once stated that real images teach nothing either. But no
-    classifier had been trained on real images.
+    """With 7 hold-out images, an earlier version stated that a classifier learns nothing from real
+    images either. But no classifier had been trained on real images.
     """
     teacher = {"accuracy": 1.0, "balanced_accuracy": 1.0}
     for more in ({}, {"real": None}, {"teacher": teacher}):

@@ -123,7 +123,7 @@ def test_an_image_at_a_block_centre_has_a_row_of_norm_one(images):
     [("pixels", None, 1), ("pixels", None, 4), ("classifier", ResNet((1, 8, 8), 3, width=4), 4)],
 )
 def test_features_are_not_fitted_to_equal_images(images, feature, network, count):
-    """Otherwise, the directions would not be finite, and a query would release only noise."""
+    """With equal images, no direction would be finite, and a query would release only noise."""
     features = ProjectedFeatures(feature, (1, 8, 8), 6, network)
     with pytest.raises(DataError, match=f"fitted to {count} images, because .* are equal"):
         features.fit(images[:1].expand(count, -1, -1, -1), 0.5, seed=0)

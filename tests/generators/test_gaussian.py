@@ -68,8 +68,8 @@ def test_what_is_drawn_has_the_moments_of_its_class(clouds):
     above = drawn[own == 0][:, :, :8].mean()
     left = drawn[own == 1][:, :, :, :8].mean()
     assert above > 0.6 and left > 0.6
-    # The release contains mean and variance of the images' brightness, so the brightness of drawn
-    # images has the same standard deviation
+    # The release contains the spread of the images' mean brightness, so drawn images must have
+    # nearly the same spread
     assert math.isclose(drawn.mean((1, 2, 3)).std(), images.mean((1, 2, 3)).std(), rel_tol=0.35)
 
 
@@ -107,8 +107,8 @@ def test_finer_frequencies_come_from_public_images(clouds):
     )
 
     def along(generator) -> float:
-        """Return by how much the mean brightness of even and odd columns differs in a drawn image,
-        averaged over all drawn images.
+        """Return the difference in mean brightness between the even and the odd columns of an
+        image, averaged over all drawn images.
         """
         drawn = draw_images(generator, 200)[0]
         return float(

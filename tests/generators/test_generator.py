@@ -106,7 +106,9 @@ def test_the_fit_is_in_bfloat16_on_a_device_that_has_it(fast, bfloat16):
 @pytest.mark.parametrize("several", [False, True])
 @pytest.mark.parametrize("count", [2, 9, 10, 13])
 def test_no_class_has_a_single_image_in_a_batch(count, several):
-    """Each class is absent or has two images or more, and no class is absent from all batches."""
+    """In each batch, a class is absent or has at least two images. No class is absent from all
+    batches.
+    """
     random = torch.Generator().manual_seed(0)
     drawn = [labels_to_fit(count, torch.full((5,), 0.2), several, random)[1] for _ in range(100)]
     numbers = torch.stack([(weights > 0).sum(0) for weights in drawn])
@@ -232,7 +234,7 @@ def test_the_statistics_of_the_averaged_network_are_its_own():
 
 def test_a_second_match_and_a_teacher_both_pull(three_digits):
     """A teacher that assigns bright images to class 0, and dark ones to class 1, makes class 0
-    bright and class 1 dark.
+    brighter relative to class 1. A second match, of inverted images, makes class 0 brighter too.
     """
     images, labels, target, _ = three_digits
     config = CONFIG.model_copy(update={"steps": 100})
@@ -252,15 +254,15 @@ def test_a_second_match_and_a_teacher_both_pull(three_digits):
     generator = new_generator(SHAPE, 3, CONFIG.latent, CONFIG.width, 0)
     other = FeatureMeans(joint_embedding(1 - images, labels, 3), FEATURES, weight=3.0)
     fit_generator(generator, Target([FeatureMeans(target, FEATURES), other]), config, EQUAL, 0)
-    assert means(generator)[0] > plain[0] + 0.05  # nearer to the negatives, which are brighter
+    assert means(generator)[0] > plain[0] + 0.05  # nearer to the bright inverted images
 
 
 def stopped_at(noise: float, steps: int = 400) -> tuple[EarlyStopping, list[float]]:
     """Simulate the fit of one class to a release: a signal of norm 1, plus noise of norm `noise`.
 
     In the first 100 steps, the class's embedding moves from zero to the signal. After that, it also
-    takes up noise. In features of the loss, this is the noise of the release. In held-out features,
-    it is other noise, as strong but independent.
+    takes up noise. In the features that the loss uses, this is the noise of the release. In the
+    held-out features, it is independent noise of the same strength.
 
     Returns the state at the end and, for each step, the share of the noise in the target.
     """

@@ -40,7 +40,7 @@ def test_every_profile_gives_count_a_share():
 
 
 def test_a_missing_key_means_what_it_meant_at_release():
-    """With another default, a release without this key would have another mechanism and another
-    digest, and would be paid for again.
+    """If the default of `count.noise` changed, a project without this key would get another
+    mechanism and another digest, so it would pay for its counts again.
     """
     assert Count().noise == 50.0 and Params.model_validate({}).count.noise == 50.0

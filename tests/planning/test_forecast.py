@@ -85,7 +85,9 @@ def test_what_the_advice_asks_for_is_the_next_level(units, factor):
 
 
 def test_the_curve_fits_the_public_results():
-    """If this fails, run `python benchmarks/forecast.py`, which writes the line."""
+    """If this fails, run `python benchmarks/forecast.py`, which writes the fitted curve to
+    sfumato/planning/forecast.yaml.
+    """
     assert fit.fitted(fit.runs()) == LINE
 
 

@@ -609,8 +609,8 @@ def test_a_delta_that_means_nothing_is_refused():
 
 
 def test_a_share_of_another_recipe_gives_way_to_the_rest():
-    """One params.yaml serves several recipes: in dp-merf, `frequency` takes the whole budget, even
-    if the file gives it a share for feta-pro.
+    """One params.yaml serves several recipes. In dp-merf, `frequency` takes the rest of the budget,
+    even if the file gives it a share for feta-pro.
     """
     shares = {"frequency": {"noise": "30%"}, "count": {"noise": "2%"}}
     assert params(recipe="dp-merf", **shares).frequency.noise == "rest"

@@ -45,8 +45,9 @@ def test_an_older_pipeline_is_renewed_with_the_owners_stages(tmp_path):
 
 @pytest.mark.parametrize("stage", ["student", "saliency"])
 def test_a_pipeline_is_renewed_if_it_lacks_a_stage(tmp_path, stage):
-    """Otherwise, `ledger` would depend on the release of a query that no stage runs: the query of a
-    new version, or of a package that was installed after the project was made.
+    """If the stage was not added, `ledger` would depend on the release of a query that no stage
+    runs. Such a query belongs to a new version, or to a package that was installed after the
+    project was made.
     """
     file, content = tmp_path / "dvc.yaml", yaml.safe_load(dvc_text())
     content["stages"]["mine"] = {"cmd": "python mine.py", "deps": ["artifacts/synthesize"]}
@@ -58,7 +59,9 @@ def test_a_pipeline_is_renewed_if_it_lacks_a_stage(tmp_path, stage):
 
 
 def test_own_recipes_are_inputs_of_what_reads_them(tmp_path):
-    """Otherwise, images prepared with an earlier recipe would remain after a change."""
+    """If a recipe was not an input, images prepared with an earlier form of the recipe would remain
+    after a change.
+    """
     file = tmp_path / "dvc.yaml"
     file.write_text(dvc_text())
     folder = tmp_path / "pipelines"

@@ -117,7 +117,9 @@ def project(tmp_path, environment) -> Path:
 
 
 def test_a_run_goes_on_where_another_program_has_the_old_number(project, started):
-    """`dvc repro` refuses to start while that program runs, but `Project.run` starts."""
+    """While a program with the old number runs, `dvc repro` refuses to start, but `Project.run`
+    starts.
+    """
     (project / "go").touch()
     write_lock(project, started("serve"), age=3600)
     busy = subprocess.run(

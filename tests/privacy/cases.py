@@ -111,7 +111,7 @@ class GivenCharge:
     """A stand-in for a charge that draws the given batches.
 
     released: fixed sum that every call returns, so that any difference in what an observer finds
-    has another origin; None to return the true sums.
+    has another origin. With None, each call returns the true sum.
     """
 
     noise_multiplier = 1.0

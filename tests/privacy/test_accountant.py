@@ -179,7 +179,9 @@ def test_shares_come_out_as_asked(target, accountant):
 
 @pytest.mark.parametrize("target", [1.0, 10.0])
 def test_a_share_keeps_its_noise_whatever_the_other_stages_do(target):
-    """Otherwise, a change of DP-SGD's settings would make every query spend again."""
+    """If the noise depended on other stages, a change of DP-SGD's settings would make every query
+    spend again.
+    """
     delta = default_delta(1500)
     seen = []
     for uses, rate, more in (
@@ -303,8 +305,8 @@ def test_rounding_never_lowers_the_noise(value):
 
 @pytest.mark.parametrize("rate", [0.5, 0.499])
 def test_a_share_at_an_infinite_order_takes_another_order(rate):
-    """At a rate of one half the curve is infinite at most orders below 4, however much noise is
-    added.
+    """At a rate of one half, the curve is infinite at most of the orders below 4, however much
+    noise is added.
     """
     asks = {
         "central": NoiseRequest(sample_rate=rate, uses=4, share=0.03),
@@ -318,8 +320,8 @@ def test_a_share_at_an_infinite_order_takes_another_order(rate):
 
 @pytest.mark.parametrize(("target", "delta"), [(0.78, 1e-5), (0.05, 0.1)])
 def test_pld_searches_beyond_the_bound_of_renyi(monkeypatch, target, delta):
-    """By Rényi's bound, the first budget cannot be met, and the second needs more than twice the
-    noise.
+    """By Rényi's bound, the first budget cannot be met, and the second one would need more than
+    twice as much noise.
 
     The test uses the exact ε of Gaussians, because their privacy-loss distribution is slower.
     """
@@ -514,7 +516,8 @@ def order_of(limit: float, delta: float) -> float:
 )
 @settings(max_examples=60)
 def test_of_gaussians_over_all_images_the_limit_fixes_the_order(sigmas, limit, delta):
-    """So a limit on the smallest ε over all orders is a privacy filter at one order.
+    """For Gaussians over all images, the limit determines the best order. So a limit on the
+    smallest ε over all orders is a privacy filter at one order.
 
     No outcome of a query changes this order.
     """
@@ -525,7 +528,9 @@ def test_of_gaussians_over_all_images_the_limit_fixes_the_order(sigmas, limit, d
 
 
 def test_the_order_moves_if_queries_sample():
-    """So a proof for one order does not cover the smallest ε over all orders."""
+    """If queries draw samples, the best order depends on the charges. So a proof for one order does
+    not cover the smallest ε over all orders.
+    """
     delta = 1e-5
     many = [
         Mechanism(noise_multiplier=1.0, sample_rate=0.01, uses=uses).event for uses in (100, 10_000)

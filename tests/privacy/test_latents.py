@@ -191,13 +191,13 @@ def test_changed_images_or_encoders_have_their_own_latents(encoded, tmp_path):
     assert other != encoded.key and not have_latents(encoded.state, encoded.card, other)
     write_latents(encoded.state, encoded.card, other, encode)
     assert have_latents(encoded.state, encoded.card, other)
-    assert not have_latents(encoded.state, encoded.card, encoded.key)  # the old ones are gone
+    assert not have_latents(encoded.state, encoded.card, encoded.key)  # the old latents are gone
     prepare_sensitive(
         Data(holdout_fraction=0.5), encoded.state, tmp_path / "other.json", tmp_path / "raw"
     )
     changed = read_card(tmp_path / "other.json")
     key = latents_key(changed, "another encoder")
-    assert not have_latents(encoded.state, changed, key)  # a preparation removes them all
+    assert not have_latents(encoded.state, changed, key)  # a preparation removes all latents
 
 
 def test_latents_are_known_by_images_encoder_and_revision(encoded, monkeypatch):

@@ -558,9 +558,9 @@ def merged_ledger() -> dict:
     return build_ledger(BUDGET, Records.of((NORTH, SOUTH), APART), [])
 
 
-def test_ledger_and_artifacts_list_the_same_disjoint_sets(tmp_path):
-    """If a ledger lists datasets that share no person, each record of such a dataset counts only
-    for its own persons. The artifacts must list the same datasets.
+def test_ledger_and_artifacts_set_the_same_data_sets_apart(tmp_path):
+    """A ledger may declare that no person is in two of its data sets. It then counts each record
+    only for the people of one set, so the artifacts must contain the same declaration.
     """
     records = {"count": [NORTH], "frequency": [NORTH, SOUTH], "auxiliary": [NORTH, SOUTH]}
     for declared in ((), APART):
@@ -574,7 +574,7 @@ def test_ledger_and_artifacts_list_the_same_disjoint_sets(tmp_path):
 
 
 def test_the_second_opinion_is_on_the_person_who_pays_most(tmp_path, monkeypatch):
-    """It is computed at the requested δ or, if there is none, at the ledger's."""
+    """The second opinion is computed at the requested δ or, if there is none, the ledger's δ."""
     requested = []
 
     def recorded(records, delta, _):

@@ -54,7 +54,7 @@ def test_a_single_process_query_refuses_many_processes(stage, owner, monkeypatch
 
 @pytest.mark.parametrize("stage", [stage for stage in QUERIES if not STAGES[stage].spread])
 def test_a_query_that_runs_alone_refuses_to_be_launched(stage, tmp_path, monkeypatch, environment):
-    """It refuses before anything is read or opened.
+    """The query refuses before anything is read or opened.
 
     It does not fall back to one process, because several processes were requested.
     """
@@ -66,14 +66,14 @@ def test_a_query_that_runs_alone_refuses_to_be_launched(stage, tmp_path, monkeyp
 
 
 def test_the_queries_that_share_their_work_are_these():
-    """Each was tested above; `test_queries.py` fails for a query without a case."""
+    """Each query is tested above. A query without a case fails in `test_queries.py`."""
     assert {case.stage for case in SHARED.values()} == {
         name for name in QUERIES if STAGES[name].spread
     }
 
 
 def test_both_processes_have_a_part_of_the_sum(sums):
-    """Otherwise, the tests above could pass with the images of only one process.
+    """If the images of only one process counted, the tests above could still pass.
 
     Each image is in one of the processes, and the joint sum counts all 9 groups and 226 images.
     """

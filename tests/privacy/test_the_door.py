@@ -242,10 +242,10 @@ def test_every_artifact_carries_the_records_of_its_inputs(made_from, tmp_path):
 
 
 def test_a_query_carries_its_record_and_its_inputs_records(owner, made_from, tmp_path, monkeypatch):
-    """The artifact is copied to its place only after the charge is closed.
+    """The artifact is copied to `out` only after the charge is closed.
 
-    Otherwise, a kill between these steps would leave a release there, and a later run would draw
-    the release again.
+    If it was copied first, a kill between the two steps would leave a release in `out` under an
+    open charge, and a later run would draw the release again.
     """
     charge = owner.open(stage="finetune")
     out = tmp_path / "out"
@@ -402,7 +402,7 @@ def test_a_unit_that_was_not_asked_for_is_never_taken():
     assert inherited_events([record(2)], 99.0, 1e-5) and inherited_events(
         [grouped], 99.0, 1e-5, GROUP
     )
-    # Both units are known, but the cost for one is not the cost for the other
+    # Both units are known, but a cost for images is not a cost for persons
     for one, asked in ((grouped, IMAGE), (record(2), GROUP)):
         with pytest.raises(BudgetError, match="protects the unit"):
             inherited_events([one], 99.0, 1e-5, asked)

@@ -73,7 +73,9 @@ def test_a_step_follows_from_the_released_sum_alone(name):
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_checkpoint_contains_weights_and_moments_only(name):
-    """It contains no sum before noise, and no random generator, which would reveal future draws."""
+    """A checkpoint contains no sum before noise, and no random generator, which would reveal future
+    draws.
+    """
     state = RUNS[name].make()
     RUNS[name].after(state, draws_of(3))
     assert {key.split(".")[0] for key in state.tensors()} == KINDS[name]
@@ -152,7 +154,7 @@ def test_a_killed_run_resumes_and_is_charged_once(name, durable, owner):
 
 
 def test_a_step_that_is_not_on_disk_is_not_journalled(durable, owner, monkeypatch):
-    """Otherwise, a run would resume after a step that is lost."""
+    """If such a step was journalled, a run would resume after a step that is lost."""
 
     def full(*_):
         raise OSError("no space left on device")

@@ -254,8 +254,8 @@ def test_without_a_declaration_all_charges_are_composed():
 
 
 def test_a_set_that_is_not_apart_counts_for_all_owners():
-    """The public images were made from a third set. A person in this set may also be in one of the
-    other two.
+    """The public images were made from the set c, which is not declared apart. A person in c may
+    also be in a or b, so the cost of c counts for both.
     """
     a, b, c = ([record(name, 2.0)] for name in "abc")
     assert cost(a + b + c, ("a", "b")) == cost(a + c) > cost(a)

@@ -213,7 +213,7 @@ def test_each_image_is_of_a_kind_and_a_kind_can_be_loaded_alone(digits, tmp_path
 
 
 def test_the_pictures_show_no_distorted_image(digits, tmp_path):
-    """Otherwise a viewer would mistake a warped copy for an image that the model draws."""
+    """If a grid showed a distorted image, a viewer would think that the model draws such images."""
     few = {"count": 20, "sources": ("finetune",)}
     kinds = np.array(["plain"] * 15 + ["distorted"] * 5)
     names = digits.take(np.arange(20))
@@ -441,7 +441,7 @@ GROUPED = UNITS[GROUP]
 
 
 def rewrite(path, change) -> None:
-    """Edit card and records of a release, as someone who then corrects the sha256 of the card."""
+    """Edit card and records of a release, and correct the sha256 of the card, as a forger would."""
     card, privacy = (
         json.loads((path / name).read_text()) for name in ("card.json", "privacy.json")
     )
@@ -555,7 +555,7 @@ def test_a_receiver_is_told_the_epsilon_of_the_records(release):
 
 
 def test_an_exact_card_holds_by_the_exact_accountant(release):
-    """The card is valid even if a query draws samples of the images.
+    """A card with the exact ε is valid, even if a query draws samples of the images.
 
     A card that states less than the exact ε is refused.
     """

@@ -1,4 +1,4 @@
-"""The page that people read.
+"""The page that `stage report` writes.
 
 The public edition contains only the release and the ledger; the owner's edition states that it is
 local.

@@ -77,8 +77,8 @@ def write_ledger(folder: Path, accountant: str, *mechanisms: Mechanism) -> dict:
 
 @pytest.mark.parametrize("recipe", NAMES)
 def test_epsilon_equals_ledger_check_for_every_recipe(recipe):
-    """Both numbers are equal if every query draws all images. Otherwise, the number of `verify.py`
-    is never smaller, for any accountant.
+    """If every query draws all images, `verify.py` computes the same epsilon as `stage ledger
+    check`. Otherwise, its epsilon is never smaller, for any accountant.
     """
     loaded = params(recipe=recipe, profile="digits", privacy={"epsilon": 2.0})
     plan = make_plan(loaded, card(loaded.data.name, PROFILES["digits"]))
@@ -131,7 +131,7 @@ def test_a_package_is_verified_without_any_package_of_python(package):
 
 def test_the_program_runs_in_idle_and_in_a_notebook(package, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["verify.py", str(package)])
-    monkeypatch.setattr(sys, "stdout", io.StringIO())  # has no `reconfigure`, as there
+    monkeypatch.setattr(sys, "stdout", io.StringIO())  # like IDLE's output, it has no `reconfigure`
     with pytest.raises(SystemExit) as end:
         verify.main()
     assert end.value.code == 0
@@ -192,7 +192,7 @@ def test_added_missing_and_replaced_files_are_named(folder):
     ],
 )
 def test_labels_that_contradict_the_package_are_found(folder, old, new, problem):
-    """They are found even if the manifest was recreated."""
+    """Such labels are found even if the manifest was recreated."""
     text = (folder / "labels.csv").read_text()
     (folder / "labels.csv").write_text(text.replace(old, new, 1))
     redo_manifest(folder)

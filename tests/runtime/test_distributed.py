@@ -36,8 +36,8 @@ def test_each_process_takes_a_gpu_of_its_own(joined):
 
 
 def test_more_processes_than_gpus_are_refused_once(joined):
-    """Otherwise NCCL would end each process with a page of text, or two processes would share a
-    GPU's memory.
+    """If more processes than GPUs were started, NCCL would end each process with a page of text, or
+    two processes would share a GPU's memory.
     """
     with pytest.raises(
         ConfigError, match=r"^SFUMATO_LAUNCH starts 4 processes for 2 GPUs: use --nproc-per-node=2$"

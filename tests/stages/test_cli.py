@@ -442,7 +442,7 @@ os.execv(sys.executable, [sys.executable, "-m", "stages.cli", *words])
 
 @pytest.mark.parametrize("numbers", [(1,), (2,), (1, 2), (0, 1, 2)])
 def test_a_closed_stream_is_no_failure(numbers, tmp_path):
-    """As with open streams, the exit code is 2, for the user's mistake, and not 1, for a crash."""
+    """The exit code stays 2, for the user's mistake. It does not become 1, for a crash."""
     code = CLOSED.format(numbers=numbers, folder=tmp_path / "missing")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 2 and "Traceback" not in done.stdout + done.stderr
@@ -471,7 +471,7 @@ cli.main()
 
 
 def test_a_reader_of_a_held_back_command_may_stop_reading(desk):
-    """As in `stage plan --dry-run | head -1`."""
+    """For example, `stage plan --dry-run | head -1` stops reading after one line."""
     command = [sys.executable, "-c", UNREAD]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
         running.stdout.readline()

@@ -64,7 +64,7 @@ def test_a_lock_without_a_former_dependency_is_intact(desk):
 
 
 def test_an_older_commit_with_fewer_stages_is_no_damage(desk):
-    """`git checkout` of a commit from the middle of the first run."""
+    """An example is the state after `git checkout` of a commit from the middle of the first run."""
     write_lock_of_another_machine(())
     whole = LOCK.read_text()
     LOCK.write_text(whole[: whole.index("  central:")])
@@ -84,7 +84,7 @@ def test_the_doctor_names_an_ended_program_of_a_reused_id(desk):
     said = " ".join(desk.run("doctor").replace("│", " ").split())
     assert f"PID {os.getpid()} (/opt/sfumato/bin/dvc repro never), which has ended" in said
     assert "rm .dvc/tmp/rwlock" in said
-    # The entry has another form
+    # A process number that is a text counts as damage
     lock.write_text(json.dumps({"write": {"/project/artifacts/count": {"pid": "1"}}}))
     desk.run("doctor", "damaged")
 

@@ -170,7 +170,7 @@ def test_a_pattern_is_promised_only_if_it_can_be_found(here, digits, desk, facto
 
 
 def test_pictures_with_the_pattern_are_recognised_as_released(here, digits, desk):
-    """The pattern changes pixels, so these pictures were accepted as public images at no cost."""
+    """The pattern changes pixels, so these pictures once passed as public images, at no cost."""
     write_project(here, enlarged(digits, 2))
     desk.run("egress out")
     with zipfile.ZipFile("out/images-01.zip") as archive:

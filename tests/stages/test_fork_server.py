@@ -226,7 +226,7 @@ def test_a_server_ends_with_its_starter(served):
 
 
 def test_a_long_path_of_a_socket_is_no_error(tmp_path):
-    """If it has more than 107 bytes, the stages start as ordinary programs."""
+    """If the path has more than 107 bytes, the stages start as ordinary programs."""
     folder = tmp_path / ("long" * 25)
     folder.mkdir(mode=0o700)
     run = [sys.executable, "-P", "-m", "stages.fork_server", str(folder)]

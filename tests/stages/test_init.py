@@ -360,7 +360,9 @@ def test_the_owners_own_size_hint_is_not_confirmed(init, tmp_path):
 @pytest.mark.parametrize("way", ["folder", "array"])
 @pytest.mark.parametrize("split", [False, True])
 def test_a_folder_that_names_persons_protects_persons(desk, init, tmp_path, way, split):
-    """Write thirty persons with two images each in every class, and others in the hold-out."""
+    """Write thirty persons with two images each in every class. With a test part, other persons are
+    in the hold-out.
+    """
     root = tmp_path / "in"
     for part in ("train", "test") if split else (".",):
         write_shapes(root / part)

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("here")
 
 
 def test_a_launcher_that_launches_itself_ends_at_once(environment, here):
-    """`python` would start itself without end."""
+    """With `python` as the launcher, the command would start itself again without end."""
     environment[launch.LAUNCH] = "touch begun"
     environment[launch.EXIT_CODE] = "of the first level"
     with pytest.raises(
@@ -66,7 +66,7 @@ def leaving(code: int, own: int) -> str:
 
 
 def test_an_interrupted_launcher_may_end_its_processes(environment, here):
-    """`torchrun` starts them in other sessions, so no signal of the terminal reaches them."""
+    """`torchrun` starts its processes in new sessions, so no signal of a terminal reaches them."""
     ending = 'trap "sleep 0.5; touch ended; exit" TERM'
     environment[launch.LAUNCH] = f"sh -c '{ending}; touch begun; while :; do sleep 0.1; done'"
 

@@ -187,8 +187,8 @@ def test_the_history_of_two_privacy_units_is_incomplete(desk):
 
 @pytest.mark.parametrize("lost", ["older", "deleted", "cut"])
 def test_a_journal_that_contradicts_the_ledger_is_refused(desk, lost):
-    """An example is an older copy of the whole state directory: it is consistent, but lacks what
-    the ledger names.
+    """For example, an older copy of the whole state directory is consistent in itself, but lacks a
+    charge that the ledger contains.
     """
     first = charged("p")
     shutil.copytree("state", "copy")

@@ -59,7 +59,9 @@ def test_shards_converted_in_two_processes_end_in_one_line(repository):
 
 
 def test_a_launcher_that_starts_no_group_is_named_in_a_sentence(repository, monkeypatch):
-    """`python` would start itself without end. `test_launch.py` tests other launchers."""
+    """With `python` as the launcher, the command would start itself again without end.
+    `test_launch.py` tests other launchers.
+    """
     monkeypatch.setitem(repository.environment, "SFUMATO_LAUNCH", "python")
     before = repository.opened()
     text = repository.stage(

@@ -260,9 +260,9 @@ def test_a_forced_run_without_copies_is_refused(repository):
 
 
 def test_a_paid_release_that_no_ledger_held_yet_keeps_its_copy(repository):
-    """This is the state after a kill before the release was copied to the project.
+    """The test simulates a kill before the release was copied to the project.
 
-    The ledger contains only the earlier releases.
+    The ledger then contains only the earlier releases.
     """
     artifact = repository.path / "artifacts/count"
     repository.edit(privacy={"spend_again": ["count"]})
@@ -287,7 +287,7 @@ def test_a_paid_release_that_no_ledger_held_yet_keeps_its_copy(repository):
 
 
 def test_an_image_more_runs_every_query(repository):
-    """They run only when the owner states that the images changed.
+    """The queries run only when the owner states that the images changed.
 
     Nothing public reveals the change, so nothing spends without this statement.
     """

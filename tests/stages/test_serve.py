@@ -234,7 +234,7 @@ def test_a_run_starts_once_and_its_end_or_its_error_is_shown(server):
 
 
 def test_two_presses_at_the_same_moment_start_one_run(server, monkeypatch):
-    """Otherwise, both would find that nothing runs."""
+    """Both presses may find that nothing runs. Even then, only one run starts."""
     both = threading.Barrier(2)
     looked = Server.stage
     started = []

@@ -205,10 +205,10 @@ def test_a_stage_in_spend_again_and_its_users_run_once(desk, released):
     desk.run("plan --dry-run", "count: would again spend", "central: would again spend")
     anew = planned(desk)
     assert all(anew[f"{s}.yaml"] != released[f"{s}.yaml"] for s in ("count", "central"))
-    assert planned(desk) == anew  # the request stays the same until it is fulfilled
+    assert planned(desk) == anew  # the plan stays the same until it has run
     desk.run_all("count", "central")
     assert desk.opened == ["count", "central"] * 2
-    assert planned(desk) == anew  # the request is fulfilled, and may stay
+    assert planned(desk) == anew  # the fulfilled request may stay in the settings
     desk.run(
         "plan --dry-run",
         "privacy.spend_again was already applied to: count. To pay once more, set "

@@ -111,7 +111,7 @@ def world(
 
 @pytest.mark.parametrize("name", TOGETHER)
 def test_every_stage_prints_the_same_without_one_image(world, desk, name):
-    """This includes a withdrawal.
+    """The logs do not reveal a withdrawal either.
 
     In one world, releases are restored after an image was removed, in the other after no change.
     """

@@ -135,7 +135,9 @@ def test_own_repositories_answer_as_before_without_a_program(tmp_path):
 
 
 def test_within_a_git_hook_the_folder_s_own_repository_answers(tmp_path, environment):
-    """In a hook, git sets `GIT_DIR`, so git would ask the repository of the hook."""
+    """In a hook, git sets `GIT_DIR`, so git would use the hook's repository instead of the folder's
+    own.
+    """
     for name, ignored in (("asked", "state"), ("hook", "nothing")):
         trapped(tmp_path / name)
         (tmp_path / name / ".gitignore").write_text(f"/{ignored}/\n")
@@ -147,7 +149,7 @@ def test_within_a_git_hook_the_folder_s_own_repository_answers(tmp_path, environ
 
 
 def test_a_bare_repository_within_a_clone_is_not_used(tmp_path):
-    """Its settings come with the clone, so any contributor can write them."""
+    """The settings of such a repository come with the clone, so any contributor can write them."""
     git_here(tmp_path, "init", "-q", "--bare", "planted")
     assert git("-C", str(tmp_path / "planted"), "rev-parse", "--git-dir")[0] != 0
 

@@ -79,7 +79,7 @@ def set_up(repository: Path, directory: Path, recipe: str, **more) -> None:
 
 
 def test_a_missing_model_is_reported_before_images_are_listed(repository, monkeypatch):
-    """Otherwise, without a terminal, the reason would be withheld."""
+    """If the images were listed first, the reason would be withheld when there is no terminal."""
     data = {"dataset_id": "own", "source": "npz", "path": "source.npz", "size": 8, "channels": 1}
     set_up(repository, Path("missing"), "dp-finetune", data=data)
     monkeypatch.setattr("sfumato.errors.watchers", [Mock(side_effect=AssertionError)])

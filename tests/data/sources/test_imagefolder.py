@@ -29,8 +29,9 @@ def test_a_folder_gives_classes_without_files_of_systems(tmp_path):
     "name", ["lost+found", "LOST+FOUND", "$RECYCLE.BIN", "System Volume Information", "@eaDir"]
 )
 def test_a_folder_of_a_system_is_not_opened(name, tmp_path):
-    """The system may forbid everyone to read such a folder. In this test, a link that leads out of
-    the picture folder replaces it. If the link was opened, reading would end with an error.
+    """The system may forbid everyone to read its own folders, such as lost+found. In this test, a
+    link out of the picture folder has the name of such a folder. If the link was opened, reading
+    would end with an error.
     """
     root = write_folder(tmp_path / "in")
     (root / name).symlink_to(tmp_path)
@@ -40,7 +41,9 @@ def test_a_folder_of_a_system_is_not_opened(name, tmp_path):
 
 
 def test_a_folder_with_two_names_is_refused(tmp_path):
-    """Otherwise, each of its pictures would count twice, perhaps under two persons' ids."""
+    """If a link gave a folder a second name, each of its pictures would count twice, perhaps under
+    two persons' ids.
+    """
     write_folder(tmp_path / "in/dog")
     (tmp_path / "in/cat").mkdir()
     (tmp_path / "in/cat/P1").symlink_to("../dog/dog")

@@ -1,5 +1,5 @@
-"""Zip archives of any layout, and Parquet files with pictures inside, are read like their content
-and leave no files behind.
+"""Zip archives of any layout, and Parquet files with pictures inside, are read like a folder with
+the same content. They leave no files behind.
 """
 
 import atexit
@@ -116,8 +116,8 @@ def test_what_a_killed_program_unpacked_is_removed_by_the_next(tmp_path, state):
 
 
 def test_what_a_program_of_another_host_has_unpacked_stays(tmp_path, state):
-    """On this host, the process id of that program is unused, or belongs to another program. But
-    the lock of that program is visible on all hosts.
+    """The process id of a program on another host is unused on this host, or belongs to a different
+    program. But the program's lock is visible on all hosts.
     """
     theirs = state / f".unpacked.{2**22 + 1}-1.tmp"
     theirs.mkdir(parents=True)

@@ -114,7 +114,7 @@ def test_spaces_after_commas_are_no_part_of_labels(tmp_path):
 
 
 def test_the_line_that_states_the_separator_is_no_row(tmp_path):
-    """Some tables begin with such a line, so that Excel can open them in every country."""
+    """Some tables begin with a line like `sep=;`, so that Excel can open them in every country."""
     file = write_table(tmp_path, rows_of()) / "metadata.csv"
     file.write_text("sep=;\n" + file.read_text().replace(",", ";"))
     assert read_all(data(tmp_path), tmp_path)[2] == [1, 0, 1, 0]
@@ -146,7 +146,7 @@ def test_a_row_naming_an_outside_file_is_refused_unnamed(tmp_path, name):
 
 @pytest.mark.parametrize("name", ["0.png", "0"])
 def test_a_name_that_two_files_have_names_neither(tmp_path, name):
-    """Otherwise a picture could get the label of another one."""
+    """If the name stood for one of the two files, this file could get the other's label."""
     kept = ["a/0.png", "b/0.png", "c/1.png", "c/2.png"]
     write_table(tmp_path, rows_of(names=[name, "b/0.png", "1.png", "2"]), pictures=kept)
     with pytest.raises(DataError, match="row 2, names a file that is not below"):
