@@ -18,7 +18,7 @@ COPY = Path(".dvc/tmp/whole.lock")
 
 
 def keep_copy() -> None:
-    """Keep a copy of `dvc.lock` if it is intact and contains every stage of the previous copy."""
+    """Keep a copy of `dvc.lock` if `damage` finds no damage, such as a stage that is missing."""
     if LOCK.is_file() and COPY.parent.is_dir() and damage() is None:
         replace_file(COPY, LOCK.read_bytes())
 

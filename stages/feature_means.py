@@ -35,7 +35,7 @@ def release_means(
     network: network that computes the features, None if there is none;
     sensitivity: bound on the contribution of one image, in words;
     cache: arguments of `features`. The images' rows are stored under a digest of these arguments
-    and of the state of `features`. If None, no rows are stored.
+    and of the state of `features`. With None, no rows are stored.
     """
     from sfumato.features import FeatureMeans
     from sfumato.queries.feature_means import encoder_of, query_feature_means, save_means

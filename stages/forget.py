@@ -56,7 +56,7 @@ def forget(
         if not yes:
             typer.confirm("Delete the files listed above?", abort=True, err=True)
     if project_files:
-        drop_stage("evaluate")  # DVC does not track its results
+        drop_stage("evaluate")  # DVC tracks no results of `evaluate`, so it would skip the stage
     if name not in known_datasets:
         library.delete(project_files)
         return tell(

@@ -93,7 +93,8 @@ def main() -> None:
     heard = [
         number for number in (*PASSED_ON, *STOPS) if signal.getsignal(number) is not signal.SIG_IGN
     ]
-    # Block these signals until the command runs, so that none is lost. They are delivered then
+    # Block these signals until the command runs, so that none is lost. Blocked signals are
+    # delivered then
     signal.pthread_sigmask(signal.SIG_BLOCK, heard)
     with socket.socket(socket.AF_UNIX) as server:
         try:

@@ -124,7 +124,7 @@ def import_all() -> None:
     for finalizer in weakref.finalize._registry:
         finalizer.atexit = False
     times = getattr(sys.modules.get("torch._dynamo.utils"), "dump_compile_times", None)
-    atexit.unregister(times)  # would import `tabulate`, to report compile times
+    atexit.unregister(times)  # this would import `tabulate`, to report compile times
     gc.freeze()  # garbage collection in forks skips what was imported
 
 

@@ -173,7 +173,7 @@ def place() -> tuple[str, int] | None:
     while frame is not None:
         code = frame.f_code
         if code.co_filename.startswith(PRODUCT):
-            function = code.co_qualname.split(".<")[0]  # of a lambda, the enclosing function
+            function = code.co_qualname.split(".<")[0]  # for a lambda, the enclosing function
             return f"{'/'.join(Path(code.co_filename).parts[-2:])} {function}", frame.f_lineno
         frame = frame.f_back
     return None

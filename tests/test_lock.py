@@ -66,8 +66,8 @@ def test_the_lock_and_the_constraints_name_the_same_versions():
 
 
 def test_what_is_installed_here_has_the_versions_of_the_lock():
-    """`constraints.txt` has the same versions: `make install` uses it, or the lock with
-    LOCKED=1.
+    """`make install` uses the lock only with LOCKED=1. Otherwise, it uses `constraints.txt`, which
+    contains the same versions.
     """
     here = {}
     for name in BOTH:

@@ -15,7 +15,7 @@ NOTEBOOKS = sorted((ROOT / "docs").rglob("*.ipynb"))
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_is_committed_without_outputs(path):
-    """Outputs would contain numbers of one run, pictures that enlarge the history, and local
+    """Outputs would contain numbers of a single run, pictures that enlarge git's history, and local
     results on an owner's images.
     """
     cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]

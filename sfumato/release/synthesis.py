@@ -161,7 +161,7 @@ def draw_mixture(
 
     def draw_parts(name: str, count: int, seed: int) -> Parts:
         if name == "select":
-            assert options.shape is not None  # only `stage synthesize`, which sets it, draws them
+            assert options.shape is not None  # set by `stage synthesize`, the only user of `select`
             return chosen_images(paths, count, priors, seed, options.shape)
         if STAGES[name].gives == "images":
             return kept_images(paths[name], count, priors, seed, options.shape)

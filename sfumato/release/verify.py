@@ -148,7 +148,7 @@ def check_epsilon(ledger, card):
     delta = ledger["delta"]
     epsilons = ledger["epsilon"]
     accountant = ledger["accountant"]
-    disjoint_sets = ledger.get("apart") or [None]  # no person is in two: the largest cost counts
+    disjoint_sets = ledger.get("apart") or [None]  # no person is in two sets: use the largest
     groups = [mechanisms_of(ledger, {*disjoint_sets} - {name}) for name in disjoint_sets]
     bound = max(renyi_epsilon(parts, delta) for parts in groups)
     text = f"epsilon: at most {bound:.6f} (Renyi) at delta {delta:g}, ledger.json states"

@@ -246,8 +246,8 @@ class Teacher(QuerySettings):
         for part in self.maps:
             if part.map == "own" and part.network is None:
                 raise ValueError(
-                    "teacher: the map `own` requires `network`: set its path, sha256 and "
-                    "architecture"
+                    "teacher: the map `own` requires a network of your own: add `network`, with "
+                    "`path`, `sha256` and `architecture`"
                 )
             if part.map != "own" and part.network is not None:
                 raise ValueError(

@@ -141,7 +141,7 @@ def parse_yaml(text: str) -> Any:
         KeyError,
         OverflowError,
     ) as error:
-        # PyYAML raises YAMLError. For a wrong tag or date, its constructors also raise the others
+        # PyYAML raises YAMLError or, for a wrong tag or date, one of the other errors above
         raise ValueError(str(error) or type(error).__name__) from error
     check_plain(content)
     return content

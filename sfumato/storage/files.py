@@ -88,7 +88,7 @@ def entries_below(folder: Path) -> Iterator[str]:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Add `path` to the error of a full disk if it names no file. Errors of `write` name none."""
+    """Add `path` to an error of a full disk that names no file, such as an error of `write`."""
     try:
         yield
     except OSError as error:

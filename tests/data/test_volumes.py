@@ -1,5 +1,5 @@
-"""NIfTI volumes: which slices become images, how they are shown, whose they are, and what is
-refused.
+"""NIfTI volumes: which slices become images, how they are shown, to which person they belong, and
+what is refused.
 """
 
 import gzip

@@ -68,7 +68,7 @@ def test_noise_level_label_and_every_parameter_matter():
         for name, parameter in model.named_parameters()
         if parameter.grad is None or not parameter.grad.any()
     ]
-    # A constant added to all keys does not change the softmax, so their bias has no gradient
+    # A constant added to all keys does not change the softmax, so the keys' bias has no gradient
     assert all(name.endswith("attention.k.bias") for name in idle)
 
 

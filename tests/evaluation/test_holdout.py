@@ -1,4 +1,4 @@
-"""Choose the hold-out images that may judge a release."""
+"""Choose the hold-out images by which a release may be judged."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""AUROC and sensitivity of two classes, with intervals by person, as medicine quotes them."""
+"""AUROC and sensitivity of two classes, with intervals by person, as medical papers quote them."""
 
 import numpy as np
 import pytest

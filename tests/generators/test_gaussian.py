@@ -1,4 +1,4 @@
-"""Gaussians fitted to a release have its moments. They are shrunk if the release has noise."""
+"""Gaussians fitted to a release have the release's moments, shrunk if the release has noise."""
 
 import math
 from types import SimpleNamespace

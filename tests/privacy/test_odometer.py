@@ -163,7 +163,8 @@ def test_an_adopted_journal_is_never_complete_again(tmp_path):
     shown = Seen(frozenset(["f" * 64]))
     assert odometer.adopt([{"id": "two"}, {"id": "elsewhere"}], shown) == (4, 2)
     ids = [record["id"] for record in odometer.opened()]
-    assert sorted(ids) == ["elsewhere", "three", "three again", "two"]  # in doubt, both are counted
+    # "three" and "three again" may be two charges, so both are counted
+    assert sorted(ids) == ["elsewhere", "three", "three again", "two"]
     assert (
         not odometer.complete()
         and "f" * 64 in odometer.known()

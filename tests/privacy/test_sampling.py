@@ -24,7 +24,7 @@ def test_every_image_enters_independently_at_the_rate(drawn, segment, monkeypatc
     assert np.all(np.abs(there.mean(axis=0) - rate) < 6 * np.sqrt(rate * (1 - rate) / draws))
     for i, j in ((0, 1), (3, 17), (24, 25), (0, 49)):  # neighbours, the middle, opposite ends
         assert abs((there[:, i] & there[:, j]).mean() - rate**2) < 6 * np.sqrt(rate**2 / draws)
-    variance = size * rate * (1 - rate)  # a shuffled batch of a fixed size would have none
+    variance = size * rate * (1 - rate)  # a shuffled batch of a fixed size would have no variance
     assert abs(there.sum(axis=1).var() / variance - 1) < 6 * np.sqrt(2.2 / draws)
 
 

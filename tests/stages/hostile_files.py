@@ -13,7 +13,7 @@ WORDS = (None, [], {}, "x", -1, 0, 1e300, 10**30, True, [[1.0]])  # replacements
 
 
 def sign(artifact: Path, **said) -> None:
-    """Set the hashes of an artifact to the hashes of its files. said: entries of `privacy.json`."""
+    """Write the hashes of an artifact's files. said: entries of `privacy.json` to replace."""
     content = json.loads((artifact / "privacy.json").read_text()) | said
     if "files" not in said:
         found = (
@@ -26,7 +26,7 @@ def sign(artifact: Path, **said) -> None:
 
 
 def edit(path: Path, *keys: str, value: object = None, drop: bool = False) -> None:
-    """Change, or drop, the entry of a JSON or YAML file that lies under these keys."""
+    """Change or drop the entry under these keys in a JSON or YAML file."""
     read, dump = (
         (json.loads, json.dumps) if path.suffix == ".json" else (yaml.safe_load, yaml.safe_dump)
     )

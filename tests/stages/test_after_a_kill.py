@@ -175,7 +175,7 @@ def test_a_kill_after_dp_sgd_is_written_has_its_release_put_back(trained, killed
 def test_a_kill_before_dropping_a_checkpoint_leaves_none(trained, killed_at):
     killed_at("finetune", *DP_SGD_RELEASED["before its checkpoint is dropped"])
     assert list(Path("state/runs").glob("*/checkpoint-*"))
-    trained.run("finetune", "already released", "A copy is kept", code=3)  # its artifact is there
+    trained.run("finetune", "already released", "A copy is kept", code=3)  # the artifact is there
     assert not list(Path("state/runs").glob("*/checkpoint-*"))
 
 

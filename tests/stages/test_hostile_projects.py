@@ -227,7 +227,7 @@ def test_a_merge_that_was_killed_anywhere_runs_again(clinics, tmp_path, without_
 
     steps = 0
     while (code := merge_and_die(steps)) == 9:
-        if steps % 3 == 0:  # a merge succeeds despite what killed ones left
+        if steps % 3 == 0:  # a merge succeeds despite what killed merges left
             assert merge_and_die(10**6) == 0
             shutil.rmtree(out)
         steps += 1

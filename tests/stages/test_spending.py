@@ -172,7 +172,7 @@ def test_repeated_free_work_restores_the_teachers_release(desk, monkeypatch):
     assert desk.opened == paid and digest_of_file(Path("artifacts/teacher/privacy.json")) == weights
     desk.params(**overlaid(TWO_ROUNDS, {"auxiliary": {"steps": 3}}))
     text = desk.run("plan --dry-run", code=3)
-    assert "teacher" in text.split("would be exceeded")[1]  # the query that would exceed it
+    assert "teacher" in text.split("would be exceeded")[1]  # the query that would exceed the budget
 
 
 def test_nothing_is_put_back_beside_inputs_of_other_charges(desk):
@@ -290,7 +290,7 @@ def test_a_restored_release_states_that_images_changed(desk, released, monkeypat
     assert "changed" not in desk.run("count", "restored, nothing")
     shutil.rmtree("artifacts/count")
     withdraw(desk, monkeypatch)
-    assert "changed" not in desk.run("count", "restored, nothing")  # a log does not reveal it
+    assert "changed" not in desk.run("count", "restored, nothing")  # a log does not reveal a change
     shutil.rmtree("artifacts/count")
     desk.terminal = True
     desk.run("count", "restored, nothing", "images have changed since")

@@ -100,7 +100,9 @@ def test_a_zip_with_backslashes_is_read(folder, tmp_path):
 
 @pytest.mark.parametrize("encoding", ["utf-8", "cp437"])
 def test_names_in_a_zip_are_read_without_their_encoding(encoding, folder, tmp_path):
-    """Without the flag for UTF-8, macOS writes names in UTF-8, and older programs in cp437."""
+    """If a zip lacks the flag for UTF-8, macOS wrote its names in UTF-8, and older programs in
+    cp437.
+    """
     name = "Hündin".encode(encoding)
     placeholder = "x" * len(name)
     (folder / "dog").rename(folder / placeholder)
@@ -201,7 +203,7 @@ def test_a_set_saved_by_datasets_is_named_with_the_way(folder, tmp_path):
         ):
             survey(path)
     (tmp_path / "in").mkdir()
-    parquet.write_table(table, tmp_path / "in/train.parquet")  # the form of `to_parquet`
+    parquet.write_table(table, tmp_path / "in/train.parquet")  # as pandas' `to_parquet` does
     assert survey(tmp_path / "in").classes == ("cat", "dog")
 
 
