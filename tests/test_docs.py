@@ -356,7 +356,7 @@ def test_the_lead_of_the_teacher_follows_from_the_results():
 
 @pytest.mark.parametrize("page", ["README.md", "docs/results.md"])
 def test_the_minutes_of_the_longest_run_were_measured(page):
-    """The pages give the largest number of minutes of the runs at one epsilon."""
+    """For each epsilon, a page states the largest measured number of minutes."""
     measured = {}
     results = ROOT / "benchmarks" / "results" / "fashion-mnist-teacher.csv"
     for row in csv.DictReader(results.read_text(encoding="utf-8").splitlines()):
@@ -369,7 +369,9 @@ def test_the_minutes_of_the_longest_run_were_measured(page):
 
 
 def test_the_newest_changes_fit_on_a_page():
-    """At most 60 lines: what an owner or a researcher notices, without refactorings."""
+    """The newest section has at most 60 lines, about what an owner or a researcher notices, without
+    refactorings.
+    """
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     newest = text.split("\n## ")[1]
     assert 10 < len(newest.splitlines()) <= 60

@@ -362,7 +362,7 @@ def test_images_keep_their_version_when_the_card_cannot_be_read(tmp_path):
 
 
 def test_a_folder_that_cannot_be_listed_does_not_make_a_listing(tmp_path, settled):
-    """`os.walk` would skip such a folder without an error."""
+    """`os.walk` would skip such a folder without an error, so its pictures would be missing."""
     folder(tmp_path / "in")
     with failing_opens(f"{tmp_path}/in/dog"), pytest.raises(OSError):
         [*statuses(tmp_path / "in")]

@@ -239,7 +239,7 @@ def test_a_volume_is_refused_in_little_memory(name, tmp_path, little_memory):
 
 def test_gzip_is_read_only_as_far_as_its_header_states(tmp_path, little_memory):
     """One file has 256 MB of zeros behind its values. Another has an extension before its values,
-    with a stated size of 2 GB.
+    with a stated size of 2 GB. Reading takes little memory for both.
     """
     root = write_classes(tmp_path / "in")
     values = phantom(1).tobytes()

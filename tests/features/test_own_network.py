@@ -385,7 +385,7 @@ OWN_NETWORK = {"path": "x", "sha256": "0" * 64, "architecture": ARCHITECTURE}
     [
         ({"feature": "own"}, "requires a network of your own: add `network`"),
         ({"network": OWN_NETWORK}, "the map is `classifier`"),
-        ({"features": [{"map": "own"}, {"map": "pixels"}]}, "requires a network of your own: add `network`"),
+        ({"features": [{"map": "own"}, {"map": "pixels"}]}, "requires a network of your own"),
         (
             {"features": [{"map": "patches", "network": OWN_NETWORK}, {"map": "pixels"}]},
             "the map is `patches`",

@@ -184,7 +184,7 @@ def test_label_shares_are_met_to_within_one():
 
 
 def test_label_shares_are_right_on_average():
-    """Of 1000 draws of 2 labels, 600 labels are expected at a prior of 0.3.
+    """In 1000 draws of 2 labels, a class with a prior of 0.3 is expected 600 times.
 
     The tolerance is 5 standard deviations, with a false-alarm rate below 1e-6.
     """

@@ -708,6 +708,6 @@ def test_a_stream_without_a_network_of_its_own_is_refused():
 
 @pytest.mark.parametrize(("target", "sentences"), [(1e-6, 1), (1.0, 2)])
 def test_a_smaller_risk_is_stated_only_if_it_looks_smaller(target, sentences):
-    """At an ε near 0, both percentages would be printed as 50.1 %."""
+    """At an ε near 0, both risks would be printed as 50.1 %."""
     made = make_plan(params(recipe="dp-merf", privacy={"epsilon": target}), card())
     assert risk_line(made).count("at most") == sentences

@@ -158,7 +158,7 @@ def test_ignored_files_of_any_encoding_keep_their_lines(here, uninstall):
 
 @pytest.mark.parametrize("name", ["josé", "%(core)s", "100% mine"])
 def test_a_home_of_any_name_gets_a_repository(name, here, environment):
-    """DVC stores only ASCII, and replaces `%(name)s`."""
+    """In its settings, DVC stores only ASCII, and replaces `%(name)s`."""
     from dvc.config import Config
 
     environment["SFUMATO_STATE"] = str(here / name)

@@ -152,7 +152,7 @@ def test_fewer_images_at_more_epsilon_get_equal_shares():
 
 @pytest.mark.parametrize("known", [GREY, replace(GREY, side=128), COLOUR, CELLS])
 def test_few_images_get_a_teacher_of_fewer_directions(known):
-    """400 X-rays at ε = 1 gave 86 % with 128 directions and this ridge, but 80 % with 1024
+    """400 X-rays at ε = 1 gave 86 % with 128 directions and a ridge of 0.01, but 80 % with 1024
     directions and the ridge for many images.
     """
     found = []

@@ -77,7 +77,9 @@ def test_a_program_that_began_after_the_lock_did_not_write_it(tmp_path, started)
 
 
 def test_a_zombie_process_is_not_running(tmp_path, started):
-    """Such a program remains in a container whose first process never waits for others."""
+    """In a container, an ended program remains as a zombie if the first process never waits for
+    others.
+    """
     process = started("repro")
     write_lock(tmp_path, process)
     psutil.Process(process).kill()

@@ -83,7 +83,7 @@ def test_the_draws_of_an_image_are_averaged_before_the_clip(model):
     averaged_first = summed(torch.stack(each).mean(0), C)
     clipped_first = sum(summed(rows, C) for rows in each)
     assert torch.allclose(total, averaged_first, atol=1e-4 * C)
-    assert torch.linalg.vector_norm(total - clipped_first) > C  # so the test finds this mistake
+    assert torch.linalg.vector_norm(total - clipped_first) > C  # so a wrong order is found
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
@@ -249,7 +249,7 @@ def test_the_step_is_adam_s():
 
 
 def test_draws_are_secret():
-    """Neither the global seed nor anything public fixes them."""
+    """Neither the global seed nor anything public fixes the draws."""
     states = []
     for _ in range(2):
         torch.manual_seed(0)

@@ -233,7 +233,7 @@ def test_drawn_images_without_rows_add_nothing_in_silence(owner, wrong, size, ca
 
 
 @pytest.mark.parametrize("count", [1, 8, 50])
-def test_one_image_with_many_rows_moves_the_sum_by_nothing(owner, count):
+def test_one_image_with_many_rows_moves_the_sum_by_at_most_one(owner, count):
     """The function returns `count` rows of norm 1 for one image, and one row for any other."""
 
     def rows(special):

@@ -108,7 +108,7 @@ def test_the_vectors_are_one_release_over_the_public_size():
 def test_the_draws_of_the_query_are_secret():
     answers = []
     for _ in range(2):
-        torch.manual_seed(0)  # a public seed must not fix them
+        torch.manual_seed(0)  # a public seed must not fix the draws
         vectors = query(Recorder(*drawn_images(B, classes=4, shape=(3, 8, 8))))
         answers.append(torch.cat(list(vectors.values())))
     assert not torch.equal(*answers)

@@ -36,9 +36,9 @@ def zeros_released(
 
 
 def test_a_release_is_the_sum_plus_a_normal_to_the_tails(owner):
-    """Kolmogorov–Smirnov tests the middle.
+    """A Kolmogorov–Smirnov test checks the middle of the distribution.
 
-    The number of values beyond 3, 4 and 4.5 tests the tails, which protect outliers.
+    The number of values beyond 3, 4 and 4.5 checks the tails, which protect outliers.
     """
     found = zeros_released(owner, 2_000_000)
     assert stats.kstest(found[:200_000], "norm").pvalue > RARE

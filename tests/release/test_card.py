@@ -186,7 +186,7 @@ def test_folders_sort_as_their_labels_and_stay_inside(classes, folders):
 
 
 def test_image_folder_refuses_a_class_without_images(digits, tmp_path):
-    """Without its folder, ImageFolder would number the later classes differently."""
+    """If the empty class had no folder, ImageFolder would number the later classes differently."""
     images = ImageSet(digits.images[:2], np.array([0, 2]), ("a", "b", "c"))
     save_png_folders(tmp_path, images, PLAIN, MARK)
     with pytest.raises(FileNotFoundError, match="classes b"):

@@ -181,7 +181,9 @@ def test_what_is_no_release_is_refused(digits, tmp_path):
 
 
 def test_each_image_is_of_a_kind_and_a_kind_can_be_loaded_alone(digits, tmp_path):
-    """Public images lie among the drawn ones; changed images come last, whatever their origin."""
+    """Public images lie among the drawn ones; distorted and blended images come last, whatever
+    their origin.
+    """
     kinds = np.array(["plain", "public"] * 15 + ["distorted"] * 6 + ["blend"] * 4)
     path = write_release(
         tmp_path / "release", digits, ("finetune", "select"), kinds=kinds, export=["png"]

@@ -602,7 +602,7 @@ def test_a_merged_release_is_not_made_by_one_owner(tmp_path):
 
 def test_the_first_half_page_answers_an_officers_questions(tmp_path):
     """The page quotes the owner's statements, if there are any. Only the owner's edition lists
-    missing statements. The chance that ε fails is stated for each image and for all images
+    missing statements. The chance that ε fails is stated for each image, and for all images
     together.
     """
     about = {

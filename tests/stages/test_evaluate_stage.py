@@ -275,7 +275,9 @@ def test_the_verdict_tells_a_release_of_noise_from_one_of_digits(evaluate, digit
     [("the same", True, True), ("others", True, False), ("others", False, True)],
 )
 def test_a_release_of_other_images_is_not_judged(desk, evaluate, digits, images, behind, judged):
-    """If data.holdout_fraction was raised, the release depends on images of the new hold-out."""
+    """If data.holdout_fraction was raised after a release, the release depends on images that are
+    now in the hold-out.
+    """
     record = small_record(1, Mechanism(noise_multiplier=5))
     release(digits, slice(900, 1200), records=[record] * behind)
     if images == "the same":

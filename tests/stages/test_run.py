@@ -69,7 +69,7 @@ def test_stage_run_orders_the_stages_without_dvc(here, uninstall, monkeypatch):
 
 
 def test_a_refused_run_is_explained_on_a_terminal(here, desk):
-    """Errors of DVC and its stages are on the terminal already. Other errors are not."""
+    """Errors of DVC and its stages are on the terminal already. Other errors must be printed."""
     (here / "dvc.yaml").touch()
     desk.terminal = True
     desk.run("run", "error: the project has no folder .dvc", code=2)

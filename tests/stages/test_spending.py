@@ -462,7 +462,7 @@ EVIDENCE = {
 
 @pytest.mark.parametrize("evidence", EVIDENCE)
 def test_a_rolled_back_state_spends_nothing_again(desk, plan, evidence):
-    """There is no ledger yet. Other files name the charge that the journal lacks."""
+    """There is no ledger yet, but other files name the charge that the journal lacks."""
     shutil.copytree("state", "older")
     desk.run("count")
     Path("state").rename("newer")
