@@ -99,8 +99,8 @@ def ask(missing_options: str, question: str, default: Any, kind: type | None) ->
 def officers_words(owner: Owner) -> dict[str, object]:
     """Ask for the statements of the section `release`, if there is a terminal.
 
-    Pressing Enter skips a statement. Returns the section under its name, or an empty dictionary if
-    the owner declines or there is no terminal.
+    Pressing Enter skips a statement. Returns {"release": statements by key}, or an empty dictionary
+    if the owner declines or there is no terminal.
     """
     from sfumato.release.card import WORDS
 

@@ -91,8 +91,8 @@ class Server(ThreadingHTTPServer):
     def stage(self) -> str | None:
         """Return the name of the running stage, even if another program started it.
 
-        Returns "" if a run is before its first stage or after its last stage, and None if there is
-        no run.
+        Returns "" if this server's run has no running stage now, for example before the first
+        stage, and None if there is no run.
         """
         with suppress(*UNREADABLE):
             for holder in holders():

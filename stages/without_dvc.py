@@ -150,7 +150,7 @@ def run_if_changed(
     folder: Path, step: Step, lock: dict[str, Any], environment: Mapping[str, str]
 ) -> None:
     """Run a stage if its commands, parameters, inputs or outputs differ from its entry in `lock`,
-    the content of `dvc.lock`. Then write the new entry.
+    the content of `dvc.lock`, or if it is declared `always_changed`. Then write the new entry.
     """
     entry = inputs_of(folder, step)
     if not step.always_changed and lock["stages"].get(step.name) == entry | outputs_of(

@@ -154,7 +154,7 @@ def vary_parts(
     The first `plain` images stay unchanged, the next `distorted` images are distorted, and all
     others are blended with earlier images.
 
-    probabilities: (N, classes) by the teacher; None to blend no images.
+    probabilities: (N, classes), by the teacher. With None, no images are blended.
     """
     end = plain + distorted
     if probabilities is not None and end < len(images):
