@@ -70,7 +70,7 @@ def again(stdout: IO[str] | None = None, stderr: IO[str] | None = None) -> int:
 
 
 def speaks() -> bool:
-    """Return whether this process may print: if it is the only process, or the first of many."""
+    """Return whether this process prints. Of many processes, only the first one does."""
     return os.environ.get("RANK", "0") == "0"
 
 

@@ -248,7 +248,7 @@ def shown(*rows: tuple[str | None, str, dict | None, str]) -> list[dict]:
 def test_experiments_are_joined_with_kept_numbers(tmp_path):
     """If only a free stage changes, the records and the ledger stay the same.
 
-    So `again` and `calm-sea` have the same ledger, and only their releases differ.
+    So `calm-sea`, `again` and `late` have the same ledger, and only their releases differ.
     """
     one, two, other = (
         ledger_of(name, 1, 10, key)

@@ -32,8 +32,8 @@ def test_each_form_of_a_plain_picture_is_read(tmp_path, form):
 
 
 def test_an_icon_is_refused_because_pillow_decodes_it_unchecked(tmp_path):
-    """The header may state 16 pixels per side for a picture of 13,000. Pillow would take 646 MB of
-    memory before it checks the size.
+    """The header of an icon may state 16 pixels per side for a picture of 13,000. Pillow would take
+    646 MB of memory before it checks the size.
     """
     Image.new("L", (16, 16), 200).save(tmp_path / "x.ico")
     with pytest.raises(DataError, match="is an icon"):

@@ -432,8 +432,8 @@ def test_names_of_files_may_count_persons_from_zero():
 
 
 def test_an_id_with_far_more_images_than_others_is_asked_about(clinic):
-    """The id may stand for all unknown persons. A person with this id on some images, and with
-    their own id on others, would then be in two groups.
+    """An id with so many images may stand for all unknown persons. A person with this id on some
+    images, and with their own id on others, would then be in two groups.
     """
     crowd = [
         (name, f"{ID}-00" if i < 60 else patient) for i, (name, patient) in enumerate(clinic.rows)

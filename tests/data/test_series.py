@@ -59,7 +59,7 @@ def test_image_numbers_give_the_order_without_positions(tmp_path):
 
 
 def test_series_of_persons_in_one_folder_are_kept_apart(tmp_path):
-    """Some programs that remove names give all series one id."""
+    """Some programs that remove persons' names give all series the same id."""
     for person in range(2):
         for number in range(4):
             file = tmp_path / f"{number}{person}.dcm"

@@ -21,7 +21,7 @@ PIXELS = Extractor(name="pixels", digest="pixels", embed=lambda images: images.f
 
 
 def test_p_equals_the_share_among_all_orders():
-    """7 training units and 4 strangers (hold-out units) can be in 330 orders. p is the share of
+    """There are 330 orders of 7 training units and 4 strangers (hold-out units). p is the share of
     orders in which at least `seen` training units come before the first stranger.
     """
     orders = [set(places) for places in itertools.combinations(range(11), 4)]

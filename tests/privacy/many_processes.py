@@ -83,7 +83,7 @@ def work(stage: str, mechanism: Mechanism, max_norm: float) -> ChargeRequest:
 
 def main(state: Path, card: Path, out: Path, kill: int | None) -> None:
     distributed.join()
-    sampling.SEGMENT = 400  # makes a draw come in several blocks
+    sampling.SEGMENT = 400  # makes each draw arrive in several blocks
     known = read_card(card)
     permission = SpendingPolicy(delta=1e-4, lifetime_epsilon="unlimited")
 

@@ -215,7 +215,7 @@ def test_latents_are_known_by_images_encoder_and_revision(encoded, monkeypatch):
 
 
 def test_the_charge_hands_out_no_number_that_is_not_finite():
-    """A bfloat16 kernel may spread such a number over the rows of other images."""
+    """A bfloat16 kernel may spread a NaN or an infinity over the rows of other images."""
     latents = np.random.default_rng(0).normal(size=(7, 3, 5, 5)).astype(np.float16)
     broken = latents.copy()
     broken[2, 1, 1], broken[5, 0, 0] = [np.nan, np.inf, -np.inf, 1, np.nan], np.inf

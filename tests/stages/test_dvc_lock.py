@@ -99,7 +99,7 @@ def test_a_cut_dvc_lock_is_restored_from_its_copy(desk):
     COPY.parent.mkdir(parents=True)
     keep_copy()
     assert COPY.read_bytes() == whole
-    for length in range(0, len(whole), 97):  # wherever DVC was stopped
+    for length in range(0, len(whole), 97):  # DVC may be stopped at any byte
         LOCK.write_bytes(whole[:length])
         keep_copy()
         assert COPY.read_bytes() == whole and damage() is not None

@@ -172,7 +172,7 @@ def test_there_are_many():
 
 @pytest.fixture
 def without_repository(monkeypatch) -> None:
-    """Create no repository for a merged project, because it takes longer than all else."""
+    """Create no repository for a merged project, because that takes longer than the merge."""
     monkeypatch.setattr("sfumato.planning.project_files.begin_repository", lambda out, say: None)
 
 

@@ -1,5 +1,5 @@
-"""Selection from a noisy histogram, and the three stages classifier, histogram and select in a
-row.
+"""Selection from a noisy histogram, and the stages classifier, histogram and select, run one after
+another.
 """
 
 import csv
