@@ -339,8 +339,9 @@ class Operators(TorchDispatchMode):
         return self.run(function, args, kwargs)
 
     def made_up(self, source: Tensor) -> Tensor:
-        """Make up a tensor of the same shape and type on the CPU. Floats are random, in [0, 1);
-        integers are 0, and booleans are True.
+        """Make up a tensor of the same shape and type on the CPU.
+
+        Floats are random in [0, 1), integers are 0, and booleans are True.
         """
         with _disable_current_modes():
             shape = tuple(source.shape)

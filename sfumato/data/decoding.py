@@ -210,9 +210,9 @@ def pixel_form(picture: Image.Image) -> tuple[int, int]:
     """Return the number of channels and the bytes per value of a picture after decoding."""
     if picture.has_transparency_data or picture.mode == "P":
         return 4, 1
-    channels = len(opened.getbands())
+    channels = len(picture.getbands())
     # Such a tile has 16 bits per value. Pillow would keep only 8 of them; `decode_deep` keeps all.
-    if any(str(tile.args).endswith("16B") for tile in getattr(opened, "tile", ())):
+    if any(str(tile.args).endswith("16B") for tile in getattr(picture, "tile", ())):
         return channels, 2
     return channels, np.dtype(ImageMode.getmode(picture.mode).typestr).itemsize
 

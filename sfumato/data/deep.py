@@ -169,7 +169,7 @@ def decode_deep(
         )
     # In a PNG with 16 bits per value, the arguments of a tile end in 16B. A WebP has an empty list
     # `tile`, so `deep_png` is False, which is correct: a WebP has at most 8 bits per value
-    deep_png = any(str(tile.args).endswith("16B") for tile in opened.tile)
+    deep_png = any(str(tile.args).endswith("16B") for tile in picture.tile)
     bits = max(tags.get(Tag.BitsPerSample, (white.bit_length(), 16 * deep_png)))
     if picture.format == "TIFF":
         check_bands(tags.get(Tag.ExtraSamples, ()), name)
@@ -393,7 +393,7 @@ def with_frame(path: Path, header: Dataset, frame: int) -> Dataset:
             ):
                 raise ValueError(
                     f"the pixels have {length} bytes, but with the stated YBR_FULL_422, they would "
-                    f"have {expected}: the header must state RGB or YBR_FULL instead"
+                    f"have {expected_length}: the header must state RGB or YBR_FULL instead"
                 )
             size = expected_length // frames
             file.seek(frame * size, SEEK_CUR)

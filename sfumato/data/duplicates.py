@@ -181,11 +181,11 @@ def regrouped(old_home: Path, new_home: Path, records: Sequence[dict]) -> bool:
     """Return whether a new preparation assigns charged images to other groups.
 
     A preparation does so if it separates images of one group, or joins images of several groups.
-    Only images in both prepared sets, `before` and `after`, are compared. In a set without groups,
-    each image is a group of its own. An image with copies in several groups is ignored. Returns
-    True if the sets cannot be compared, because their stored shapes differ or the earlier set is
-    gone.
-    spent: records of the charges.
+    Only images in both prepared sets, `old_home` and `new_home`, are compared. In a set without
+    groups, each image is a group of its own. An image with copies in several groups is ignored.
+    Returns True if the sets cannot be compared, because their stored shapes differ or the earlier
+    set is gone.
+    records: records of the charges.
     """
     homes = [home for home in (old_home, new_home) if (home / SENSITIVE / IMAGES).is_file()]
     grouped = any((home / SENSITIVE / GROUPS).exists() for home in homes) or any(

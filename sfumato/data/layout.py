@@ -170,13 +170,13 @@ def table_layout(path: Path, table: Path, options: InitOptions) -> Layout:
         return several | class_fields, groups
     label_columns = [*filter(is_label, columns)]
     if by_folders:
-        if options.classes is None and (meant or several):
-            check_agreement(path, table, meant)
+        if options.classes is None and (label_columns or several):
+            check_agreement(path, table, label_columns)
         try:
             return folder_layout(path, replace(options, groups=groups))
         except Unclear as unclear:  # folders that may be persons: the table may contain the labels
             if unclear.option == "classes":
-                check_agreement(path, table, meant)
+                check_agreement(path, table, label_columns)
             raise
 
     # Choose the column with the labels
@@ -187,8 +187,8 @@ def table_layout(path: Path, table: Path, options: InitOptions) -> Layout:
         )
     if label is None and tabled.LABEL in label_columns:
         label = tabled.LABEL
-    elif label is None and len(meant) == 1:
-        label = meant[0]
+    elif label is None and len(label_columns) == 1:
+        label = label_columns[0]
     if label is None or composed(label) not in heads:
         raise unclear_label(table, heads, columns[0] if len(columns) == 1 else None)
     return FOLDERS | {"label_column": label} | class_fields, groups

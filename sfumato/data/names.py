@@ -630,7 +630,7 @@ def is_of_class(column: Column, labels: Sequence[Hashable]) -> bool:
     return len(pairs) == len(column.counts) == len({label for _, label in pairs})
 
 
-def series_of(stem: str, named: Sequence[str]) -> str:
+def series_of(stem: str, class_words: Sequence[str]) -> str:
     """Return the words for files, parts of a set or classes, if they come before the first digit.
 
     Names that differ in these words may belong to different series, with a counter for each.

@@ -87,7 +87,7 @@ def rate_ids(name: str, cells: Sequence[str]) -> int:
     exceptions: the column's name stands for persons, the name stands for things such as sessions
     (OF_THINGS), or the cells are numbers with the form of ids. Dates are considered only if the
     name stands for persons. If values have many pictures each, they may be ages, so they must look
-    like ids even in a column of persons.
+    like ids even in a column of persons, unless the column's name matches TELLING.
     """
     personal = TELLING.fullmatch(meaning(name))
     person = personal or OF_PERSONS.search(snake_case(name))

@@ -95,7 +95,7 @@ def heads_of(table: Path) -> tuple[str, list[str]]:
     DataError if no column or several columns could contain the names.
     """
     heads = heads_in(table)  # private: the first line may be a person's row
-    found = [head for head in heads if head == FILE] or [
+    candidates = [head for head in heads if head == FILE] or [
         head for head in heads if NAMING.fullmatch(meaning(head))
     ]
     if not candidates:

@@ -18,7 +18,8 @@ from sfumato import errors
 from sfumato.data.duplicates import ORIGIN
 from sfumato.data.sources.imagefolder import list_folder
 from sfumato.data.sources.splits import VALIDATION, split_of, words_in
-from sfumato.data.survey import Survey, survey
+from sfumato.data.survey import Survey
+from sfumato.data.survey import survey as survey_images
 from sfumato.errors import ConfigError, DataError, SfumatoError, Spelling
 from sfumato.planning.project_files import check_state, project_files, workflow_place, write_project
 from sfumato.runtime.progress import Say, discard
@@ -469,18 +470,18 @@ def look_for_persons(
     """
     confirm_companions(survey, owner)
     confirmed = options.one_image_each
-    if seen.groups is None and not confirmed:
-        while (answered := ask_for_groups(seen, options, owner)) is not None:
+    if survey.groups is None and not confirmed:
+        while (new_options := ask_for_groups(survey, options, owner)) is not None:
             try:
-                _, seen = look(answered, owner, state)
+                _, survey = survey_and_ask(new_options, owner, state)
                 break
             except DataError as mistake:  # due to the answer: without it, the survey succeeded
                 owner.see(mistake.spelled(owner.spelling))
-        confirmed = owner.ask is not None and answered is None
-    if seen.groups is None and seen.volumes:
-        _, seen = look(replace(options, groups=Groups(volume=True)), owner, state)
-    if seen.groups is not None:
-        return seen, GROUP
+        confirmed = owner.ask is not None and new_options is None
+    if survey.groups is None and survey.volumes:
+        _, survey = survey_and_ask(replace(options, groups=Groups(volume=True)), owner, state)
+    if survey.groups is not None:
+        return survey, GROUP
     if confirmed:
         return survey, IMAGE
     return survey, None

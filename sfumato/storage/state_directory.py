@@ -27,11 +27,11 @@ def state_dir() -> Path:
 
     It is $SFUMATO_STATE, or the user's state directory.
     """
-    named = os.environ.get("SFUMATO_STATE")
+    setting = os.environ.get("SFUMATO_STATE")
     homeless = "this account has no home directory: set HOME to a folder to which you may write"
     with explained(ConfigError, homeless, causes=(RuntimeError,)):
-        path = Path(named or user_state_path("sfumato"))
-    if named and not path.is_absolute():
+        path = Path(setting or user_state_path("sfumato"))
+    if setting and not path.is_absolute():
         raise ConfigError(
             f"SFUMATO_STATE={setting} is a relative path, so commands run in different folders "
             "would use different odometers: give an absolute path"

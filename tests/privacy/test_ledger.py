@@ -558,8 +558,8 @@ def merged_ledger() -> dict:
     return build_ledger(BUDGET, Records.of((NORTH, SOUTH), APART), [])
 
 
-def test_ledger_and_artifacts_set_the_same_data_sets_apart(tmp_path):
-    """A ledger may declare that no person is in two of its data sets. It then counts each record
+def test_ledger_and_artifacts_list_the_same_disjoint_sets(tmp_path):
+    """A ledger may declare that no person is in two of its datasets. It then counts each record
     only for the people of one set, so the artifacts must contain the same declaration.
     """
     records = {"count": [NORTH], "frequency": [NORTH, SOUTH], "auxiliary": [NORTH, SOUTH]}

@@ -166,11 +166,11 @@ def test_an_answer_that_is_not_valid_is_asked_for_again(here, tmp_path):
 def test_an_answer_that_does_not_suit_the_images_is_asked_again(here, tmp_path):
     images = write_shapes(tmp_path / "in", each=12)
     options = InitOptions(images=images)
-    _, seen = look(options, Owner(), here)
+    _, seen = survey_and_ask(options, Owner(), here)
     answers = (True, "missing.csv", True, "class/person", True, "column", True, r"^(\d+)\.")
     assert look_for_persons(seen, options, answering(*answers), here)[1] == "group"
     (images / "empty").mkdir()
-    assert "empty" in look(options, answering("a,b", "all"), here)[1].classes
+    assert "empty" in survey_and_ask(options, answering("a,b", "all"), here)[1].classes
 
 
 def test_a_number_or_name_that_is_not_valid_is_asked_for_again(quick, here, tmp_path):
