@@ -80,11 +80,11 @@ def estimate_microbatch(
     device: torch.device,
     requested_size: int | None,
 ) -> tuple[int, int]:
-    """Estimate the result of `choose_microbatch` from the memory of this device, without a trial.
+    """Estimate the result of `choose_microbatch` from the memory of `device`, without a trial.
 
     If `requested_size` is set, it is returned, with all draws.
 
-    model: network on that device, or on the meta device.
+    model: network on `device`, or on the meta device.
     """
     if requested_size:
         return requested_size, draws
@@ -99,7 +99,7 @@ def estimate_microbatch(
         max_images = min(500, 4000 // draws)
     else:
         max_images = min(max(64, batch / 16), 128, max(4, 256 // draws))
-    # Bytes of one image's float32 gradient. On a GPU, clipping makes a copy of the gradients
+    # Bytes per image: the float32 gradient and, on a GPU, the copy of it that clipping makes
     rows = (8 if gpu else 4) * number_of_weights(parameters)
     largest = int(max(1, min(max_images, room / rows, passes / draws)))
     if not gpu:
@@ -147,7 +147,10 @@ def device_of_parameters(parameters: Mapping[str, Tensor]) -> torch.device:
 
 
 def room_on(device: torch.device, parameters: Mapping[str, Tensor]) -> float:
-    """Return how many bytes the per-image gradients may use. Activations may use as many too."""
+    """Return how many bytes the per-image gradients may use.
+
+    Activations may use the same number of bytes in addition.
+    """
     if device.type != "cuda":
         return 2**30  # larger microbatches are not faster
     free, _ = torch.cuda.mem_get_info(device)

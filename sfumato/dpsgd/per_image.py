@@ -247,7 +247,7 @@ def shifted_weight_gradients(
         ..., pad_y : pad_y + x.shape[2], :
     ]
     for column in range(columns):
-        offset = pad_x - dilation_x * column  # first column of the picture
+        offset = pad_x - dilation_x * column  # first column of the picture in the shifted copy
         target_columns = slice(max(0, offset), offset + x.shape[3])
         canvas[:, column, ..., target_columns] = by_draw(x, images)[
             ..., target_columns.start - offset :

@@ -100,8 +100,8 @@ def trained_parameters(
     """Prepare `model` in place as a stage with `settings` does, and return the parameters that the
     stage trains.
 
-    If the stage needs a ranking, the list of `candidates`, in the order of the model, takes its
-    place.
+    If the stage needs a ranking, the list of `candidates`, in the order of the model, is used
+    instead of a ranking.
     """
     if isinstance(settings, Saliency):
         names = candidates(model)

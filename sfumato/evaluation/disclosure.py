@@ -81,8 +81,8 @@ def disclosure(
 def membership(network: ImageClassifier, train: ImageSet, holdout: ImageSet) -> dict:
     """Test whether a network has lower losses on training images than on hold-out images.
 
-    `compare_nearness` describes the test. Losses are used as distances. Returns its result without
-    "sentence", which describes distances to a release.
+    `compare_nearness` describes the test. Losses are used as distances. Returns the result of
+    `compare_nearness` without "sentence", which describes distances to a release.
     """
 
     def losses(real: ImageSet) -> np.ndarray:
@@ -102,7 +102,7 @@ def compare_sets(
     holdout: ImageSet,
     random: np.random.Generator,
 ) -> dict:
-    """Run `compare_nearness` on two sets. Their images form units as in `disclosure`.
+    """Run `compare_nearness` on two sets. The images of each set form units as in `disclosure`.
 
     nearness_of: function from n images to (n,) numbers, which are smaller for nearer images.
     """
@@ -210,8 +210,8 @@ def copying_p_value(count: int, k: int, n: int, m: int, tests: int) -> float:
 def undetected(n: int, m: int, tests: int) -> int:
     """Compute the largest number of copies that could remain undetected, at most n.
 
-    Copies are nearer than all strangers. The p-value for k = 1 falls with the number of
-    copies.
+    Copies are assumed to be nearer than all strangers. The p-value for k = 1 then falls with the
+    number of copies.
     """
 
     def detected(copies: int) -> bool:
@@ -221,7 +221,7 @@ def undetected(n: int, m: int, tests: int) -> int:
 
 
 def copying_sentence(facts: Mapping[str, Any], unit: str) -> str:
-    """Describe the result of `compare_nearness`, `facts`. unit: "images" or "persons"."""
+    """Describe `facts`, the result of `compare_nearness`. unit: "images" or "persons"."""
     unseen = facts["unseen"]
     outcome = (
         f"no sign of copying. Up to {grouped(unseen)} copies could remain undetected; a larger "

@@ -230,8 +230,8 @@ def bootstrap_interval(right: np.ndarray, groups: np.ndarray | None = None) -> l
 
     right: (N,), for each image the share of classifiers that classify it correctly; groups: see
     `resampled`. If the accuracy is 0 or 1, all resamples would be equal, so the Clopper–Pearson
-    interval for the number of persons is returned instead. For any other accuracy, returns [] if
-    all images are of one person.
+    interval is returned instead, with the number of persons as the number of trials. For any other
+    accuracy, returns [] if all images are of one person.
     """
     persons = int(unit_numbers(len(right), groups).max()) + 1
     if right.min() == 1:

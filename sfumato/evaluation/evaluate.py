@@ -74,8 +74,7 @@ def evaluate_folder(
     """Measure the release in a folder on the real images that `card` describes.
 
     The journal records that this function opens the real images. All processes must call this
-    function. After the work that they share, the process group ends, and only the first process
-    continues.
+    function. After their shared work, the process group ends, and only the first process continues.
 
     classifiers: folder of each classifier in LOADERS. A folder may be missing;
     out: folder for pictures.
@@ -103,7 +102,8 @@ def evaluate_folder(
     images_changed = made_from_others(artifacts, odometer, metrics["identity"]["data"])
     if images_changed:
         metrics["warnings"].append(OTHER_IMAGES)
-    # If this is False, the last warning gives the reason. An `unusable` hold-out gives no rows
+    # If `measured` is False, the last warning gives the reason. If the hold-out is `unusable`,
+    # there are no rows
     measured = not images_changed and bool(classifier_rows(metrics[RELEASE]))
     metric_names = chosen_metrics(plan.settings) if measured else ()
     tested_sets = (

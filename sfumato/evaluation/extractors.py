@@ -80,7 +80,7 @@ def build_extractor(config: Evaluate, shape: Shape, log: Callable[[str], None]) 
         return None
     if config.extractor == "inception":
         return inception_extractor(Path(config.weights) if config.weights else None)
-    if config.extractor == "pixels":  # pixels show copies in images of any kind
+    if config.extractor == "pixels":  # copies of any kind of image are near the original in pixels
         rows, columns = (min(side, 16) for side in shape[1:])
         name = f"pixels-{rows}x{columns}"
         pool = nn.Sequential(nn.AdaptiveAvgPool2d((rows, columns)), nn.Flatten())

@@ -15,7 +15,8 @@ from sfumato.runtime import distributed
 from sfumato.training.supervised import apply
 
 LOOK_ALIKES = 0.01  # Up to this share of the hold-out may resemble training images by chance
-# Nearly all resized copies exceed this correlation. At most 0.3 % of other pictures do.
+# Nearly all resized copies exceed this correlation with the original picture. At most 0.3 % of
+# pictures without a copy exceed it
 ALIKE = 0.9975
 # If a class has a smaller share of its hold-out images left, the release is not judged
 FEWEST_KEPT = 0.1

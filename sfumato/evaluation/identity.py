@@ -20,7 +20,7 @@ EVALUATIONS = "evaluations"  # Folder in the state directory
 def keep_evaluation(state: Path, metrics: Mapping) -> Path:
     """Store the numbers of an evaluation privately, under the hash of the release.
 
-    metrics: includes "identity" and the full "ledger".
+    metrics: content of metrics.json, including "identity", and the full ledger as "ledger".
     """
     path = state / EVALUATIONS / f"{metrics['identity']['release']}.json"
     replace_private(path, json_text(metrics).encode())

@@ -29,7 +29,7 @@ def judges(teacher: TeacherNetwork, drawn: ImageSet, public: ImageSet, seed: int
     """Return the images on which students are compared, with the teacher's labels.
 
     One set contains newly drawn images, the other public images. The teacher labels the public
-    images so that each class gets about the same number.
+    images so that each class gets about the same number of images.
     """
     sample = public.take(np.random.default_rng(seed).permutation(len(public))[:JUDGES])
     equal = ImageSet(sample.images, np.arange(len(sample)) % len(drawn.classes), drawn.classes)

@@ -97,7 +97,7 @@ def evaluate_release(
         return metrics
     if absent := absent_classes(holdout):
         warnings.append(f"nothing was measured for classes without hold-out images: {absent}")
-    assert extractor is not None  # `build_extractor` returns one if metrics are requested
+    assert extractor is not None  # `build_extractor` returned one, because metrics are requested
     add_fidelity(metrics, looked_at(synthetic), train, holdout, metric_names, extractor, progress)
     return metrics
 
@@ -222,7 +222,7 @@ def check_fits(name: str, image_set: ImageSet, train: ImageSet) -> None:
     if len(image_set) < 2:
         raise DataError(
             f"the {name} set is too small to evaluate (number of images: {len(image_set)}, "
-            "minimum: 2). Add images."
+            "minimum: 2). Add images; for a released set, raise synthesize.count."
         )
     if image_set.shape != train.shape:
         raise DataError(

@@ -32,7 +32,7 @@ def tables_of(metrics: Mapping) -> Iterator[Table]:
     sets = {name: rows for name, rows in by_set.items() if rows}
     if not sets:  # the hold-out was unusable
         return
-    measure = metrics.get("measure", "accuracy")  # AUROC with several labels
+    measure = metrics.get("measure", "accuracy")  # "AUROC" if images have several labels
     yield from accuracy_tables(metrics, sets, measure)
     results = {
         f"{name}: {model}": row for name, rows in sets.items() for model, row in rows.items()

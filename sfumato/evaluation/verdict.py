@@ -102,7 +102,7 @@ def verdict(
     max_gain = max(balanced.get(name, 0.0) for name in (*HANDED_OUT, "real")) - chance
     if "real" not in balanced:
         max_gain = 1.0 - chance
-    # Guessing hardly ever exceeds chance by more than this
+    # The accuracy of guessing hardly ever exceeds chance by more than `min_gain`
     min_gain = 3.0 * guessing_error(labels, classes, groups)
     learned = None
     reason = too_few(counts, labels)
@@ -170,8 +170,8 @@ def remarks(
 ) -> Iterator[str]:
     """Yield further remarks for the owner: sentences without their full stops.
 
-    balanced: balanced accuracies, as in `verdict`; min_gain: smallest difference from chance that
-    counts. A released classifier that does not reach it is not recommended.
+    balanced: balanced accuracies, as in `verdict`; min_gain: smallest gain over chance that counts.
+    A released classifier with a smaller gain is not recommended.
     """
     better = max(HANDED_OUT, key=lambda name: balanced.get(name, 0.0))
     share = balanced.get(better, 0.0)
@@ -259,8 +259,8 @@ def guessing_error(labels: np.ndarray, classes: int, groups: np.ndarray | None =
 def effective_number(units: np.ndarray) -> float:
     """Return the effective number of persons.
 
-    The mean over the images varies as much as a mean over this many persons with one image each.
-    The result is smaller than the number of persons if some persons have more images than others.
+    The mean over the images varies as much as a mean over n persons with one image each, where n is
+    the result. If some persons have more images than others, n is below the number of persons.
     units: person of each image, numbered from 0.
     """
     sizes = np.bincount(units)

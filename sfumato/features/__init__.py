@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from sfumato.settings.stage import unknown_name
 
-if TYPE_CHECKING:  # see `sfumato.data.images`
+if TYPE_CHECKING:  # no import at run time, so that `stage plan` does not load torch
     from torch import Tensor, nn
 
     from sfumato.data.images import Shape

@@ -3,11 +3,11 @@
 Source: FETA-Pro Algorithm 1; DP-MERF.
 
 Public maps, such as the pixels or the wavelet-scattering coefficients, are applied to each image.
-Random Fourier features at several length-scales are applied to the output of each map. A map can
-also contribute its output itself. The full vector has norm 1. The frequencies come from a public
+Random Fourier features at several length-scales are applied to the output of each map. The output
+of a map can also be used as it is. The full vector has norm 1. The frequencies come from a public
 seed: they are rebuilt, never stored. The release consists of noisy sums of these features over
-images. Because the features are differentiable, a generator can later be fitted to the release: the
-features of its images should have the same sums.
+images. Because the features are differentiable, a generator can later be fitted to the release, so
+that the features of the generator's images have the same sums.
 """
 
 import math

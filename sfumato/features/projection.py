@@ -49,7 +49,7 @@ def map_of(feature: str, shape: Shape, network: Network) -> nn.Module:
         return FEATURES[feature](shape)
     if isinstance(network, dict):
         network = build_network(**network)
-    if not isinstance(network, PublicNetwork):  # read from a file that may be damaged
+    if not isinstance(network, PublicNetwork):  # `network` may come from a damaged file
         raise TypeError(f"the map {feature} requires a network, not {type(network).__name__}")
     return ClassifierFeatures(network, feature == CELLS).eval()
 

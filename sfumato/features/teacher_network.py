@@ -229,7 +229,7 @@ def save_teacher(teacher: TeacherNetwork, directory: Path) -> None:
     config = {"classes": teacher.classes, **deepcopy(teacher.features.config())}
     for name, network in own_networks(config).items():
         shutil.copyfile(Path(network["path"]).expanduser(), directory / name)
-        del network["path"]  # private: the owner's path
+        del network["path"]  # the owner's path is private
     if teacher.several:
         config["several"] = True
     save_network(teacher, config, directory)

@@ -197,7 +197,7 @@ def shrink_eigenvalues(matrix: Tensor, noise: float) -> Tensor:
 def factor_of(covariance: Tensor, expected_variances: Tensor) -> Tensor:
     """Return F so that F Fᵀ is the covariance, with a floor on its variances.
 
-    In each direction, the variance is raised to at least half of that in `expected_variances`.
+    In each direction, the variance is raised to at least half of the expected variance.
 
     covariance: (d, d); expected_variances: (d,), expected variances of the coefficients.
     """

@@ -411,7 +411,7 @@ def save_drawing(
     directory: Path,
     label: Callable[[ImageSet], ImageSet] = lambda drawn: drawn,
 ) -> None:
-    """Write the generator, `count` of its images, and a picture with a grid of them.
+    """Write the generator, `count` of its images, and a grid of the first 100 images as a picture.
 
     label: function that may change the labels of the images before they are written.
     """

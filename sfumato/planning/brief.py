@@ -133,6 +133,6 @@ def usefulness(plan: ProjectPlan) -> str:
         f"{expected.capitalize()}. 100 % means that a classifier learns as much from the release "
         "as from the real images. The forecast was fitted to results on public sets. It assumes "
         "the longest training that `stage init` proposes. To test the range, public sets were "
-        "left out of the fit in turn. In seven of eight cases, the range then contained the "
-        "result of the set that was left out."
+        "left out of the fit in turn. In at least seven of eight cases, the range then contained "
+        "the result of the set that was left out."
     )

@@ -56,7 +56,7 @@ class Owner:
     ask: function that takes a question, a default answer and the type of the answer, and returns
     the answer. For a yes-or-no question, the type is None. If there is no one to answer, `ask`
     itself is None, and each answer is the default;
-    see: function that shows a line that only the owner may read;
+    see: function that shows the owner a line that no one else may read;
     spelling: function that takes an option's name, such as size_hint, and returns its form in this
     front end: on the command line with dashes, in Python unchanged.
     """
@@ -247,7 +247,7 @@ def propose_for(
         plan=make_plan(
             chosen.params, proposed_card(chosen.params, survey.classes, survey.held_out is not None)
         ),
-        # If the owner gave the number, a note that it is the rounded count would confirm it
+        # If the owner gave the number, a note would reveal that it is the program's rounded count
         counted=options.size_hint is None and request.size_hint == rounded_count(survey),
         spelling=owner.spelling,
     )
@@ -387,7 +387,7 @@ def ask_about(ambiguity: SfumatoError, options: InitOptions, owner: Owner) -> In
 
 
 def ask_option(option: str, default: object, options: InitOptions, owner: Owner) -> InitOptions:
-    """Ask the owner for an option, until the answer is valid. Returns the options with it."""
+    """Ask the owner for an option until the answer is valid. Return the options with the answer."""
     questions = {
         "groups": (
             "How do I find each image's person? (a pattern such as ^(P\\d+)_, a CSV file, the name "
@@ -431,7 +431,7 @@ def confirm_companions(survey: Survey, owner: Owner) -> None:
 def choose_name(options: InitOptions, owner: Owner, state: Path) -> str:
     """Choose the dataset id.
 
-    Raises ConfigError if images of this folder are already counted under another id.
+    Raises ConfigError if charges on images of this folder are already counted under another id.
     """
     folder = options.images
     origins = sorted((state / "data").glob(f"*/{ORIGIN}"))
@@ -582,7 +582,7 @@ def summary(project: Proposed) -> Iterator[str]:
     colours = "colour" if project.survey.facts.colour else "grey"
     labels = "labels, any number per image" if params.data.labels == SEVERAL else "classes"
     yield f"images   {colours}, {len(classes)} {labels}"
-    hold_out = f"{params.data.holdout_fraction:.0%} of them, chosen by a secret key"
+    hold_out = f"{params.data.holdout_fraction:.0%} of the images, chosen by a secret key"
     yield f"hold-out {hold_out if project.survey.held_out is None else 'test/'}"
     training_parts = [part.name for part in split_of(Path(str(params.data.path)))[0]]
     if added_parts := [name for name in training_parts if {*words_in(name)} & {*VALIDATION}]:

@@ -48,7 +48,7 @@ def now() -> float:
 
 
 def gain(threads: int) -> float:
-    """Estimate the speed-up by this many threads: about the square root of their number."""
+    """Estimate the speed-up by several threads: the square root of their number, or 1 on a GPU."""
     if device().type == "cuda":
         return 1.0
     return threads**0.5
@@ -179,7 +179,7 @@ def corrected_seconds(name: str, work: Work, machine: Machine) -> float | None:
 def timed(state: Path, plan: StagePlan[Settings]) -> Iterator[None]:
     """Store the duration of a free stage, rounded to two digits, if the stage succeeds.
 
-    If there are several processes, only the first one stores it. The duration is written to the
+    If there are several processes, only the first one stores the duration. It is written to the
     private state directory, together with the settings that determine it.
     """
     begun = now()

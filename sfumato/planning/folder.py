@@ -64,7 +64,7 @@ def resolve_project(
     params: path of the parameters, relative to the folder;
     dry_run: allow a project with unprepared images or an outdated `dvc.yaml`;
     say: function that shows a note;
-    see: function that shows a note to the owner only, or None.
+    see: function that shows a note to the owner only. With None, such notes are not shown.
 
     Raises ConfigError, DataError or BudgetError if the project's settings, images and charges
     contradict each other.

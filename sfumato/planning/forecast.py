@@ -49,8 +49,8 @@ def size_factor(fit_length: float, side: int, largest: int, product: float) -> f
     (the longest). The public results were measured with the longest fits;
     side: longer side of the images, in pixels;
     largest: longer side of the largest size to which the images could be resized, in pixels;
-    product: units · ε. If it is small, noise hides the details of large images, so smaller images
-    are more useful.
+    product: units · ε. If the product is small, noise hides the details of large images, so smaller
+    images are more useful.
     """
     rule = LINE["sizes"]
     power = rule["offset"] + rule["slope"] * math.log10(product)
@@ -66,8 +66,8 @@ def expected_part(
     """Forecast how much a classifier learns from the release, as a share of what it could learn
     from real images (0 to 1).
 
-    To test the range, public sets were left out of the fit in turn. The range then contained 7/8 of
-    the results of these sets.
+    To test the range, public sets were left out of the fit in turn. The range then contained at
+    least 7/8 of the results of these sets.
 
     kind: key of `offsets` in `forecast.yaml`;
     product: units · ε;
@@ -104,7 +104,7 @@ def advice(kind: str, units: int, epsilon: float, noun: str, size_factor: float)
     """State how many units give the same forecast at another ε, and how many units would raise the
     forecast by one level, if any number would.
 
-    If an ε of at most MOST_EPSILON would also raise it by one level, state this ε.
+    If an ε of at most MOST_EPSILON would also raise the forecast by one level, state this ε.
     """
     product = units * epsilon
     other_epsilon = 10 if epsilon < 4 else 1

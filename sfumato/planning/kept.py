@@ -88,7 +88,8 @@ class Past:
         run = decision.run
         if decision.kind != "restore" or run is None:
             return decision
-        # Only the journal states the inputs of a charge. Without its entry, they count as the same
+        # Only the journal states the inputs of a charge. If it has no entry for this charge, the
+        # inputs count as unchanged
         same_inputs = decision.same_inputs or "work" not in run.opened
         if same_inputs and depends_on_charge(self.artifact(name), run.record["id"]):
             return replace(decision, problem="")

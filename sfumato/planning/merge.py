@@ -107,8 +107,10 @@ def plan_file(folder: Path, name: str) -> Path:
 
 
 def check_folders(folders: Sequence[Path], out: Path) -> None:
-    """Raise ConfigError if there are fewer than two projects, if `out` is one of them, a folder in
-    one of them or already a project, or if a project contains links, no plans or unreadable plans.
+    """Raise ConfigError if there are fewer than two projects, or if a project contains links, no
+    plans or unreadable plans.
+
+    Also raises ConfigError if `out` is already a project, or lies in one of the projects to merge.
     """
     if len(folders) < 2:
         raise ConfigError(f"expected two or more projects to merge, got {len(folders)}")

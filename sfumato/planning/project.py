@@ -146,7 +146,7 @@ class Project:
     def check(
         self, epsilon: float | None = None, *, delta: float | None = None, unit: str | None = None
     ) -> Verified:
-        """Verify the ledger and the files of the release. Needs no images.
+        """Verify the ledger and the files of all artifacts. Needs no images.
 
         Args:
             epsilon: Largest ε to accept. The target in the ledger is checked in any case.
@@ -159,6 +159,7 @@ class Project:
 
         Raises:
             BudgetError: The ledger or a file is not valid. The error's `problems` list all reasons.
+            ConfigError: An argument is not valid, or Opacus is not installed.
         """
         from sfumato.privacy.check import Bound, verify
 
@@ -281,12 +282,13 @@ def repro(folder: Path, *targets: str, shown: bool, terminal: bool = False) -> N
     """Run `dvc repro` with the DVC and the `stage` command of this Python environment.
 
     shown: print the lines of DVC and its stages, except hints and lines about disabled stages;
-    terminal: let DVC and its stages use the terminal.
+    terminal: let DVC and its stages write to the terminal themselves; `shown` then has no effect.
 
     A lock of DVC is removed first if the programs that took it no longer run. DVC's index is in the
     state directory, unless DVC_SITE_CACHE_DIR is set. If this process is killed or interrupted,
     everything that DVC started is interrupted too, and killed 2 seconds later. Raises ConfigError
-    if the settings are not valid or `check_dvc` fails, and the error of the stage that failed.
+    if the settings are not valid or `check_dvc` fails. If a stage fails, raises the error of the
+    stage or, with `terminal`, SystemExit with the exit code of this error.
     """
     check_and_renew(folder)
     check_dvc(folder)

@@ -120,7 +120,8 @@ def renew(file: Path) -> bool:
     """Rewrite a project's `dvc.yaml` if it does not list exactly the stages of this installation,
     or lists other inputs of a stage.
 
-    Stages that the owner added are kept. If only inputs differ, everything else is kept too.
+    Stages that the owner added are kept. If only inputs differ, everything else is kept too. A file
+    that `stage init` did not write is left as it is.
 
     Returns whether the file was rewritten.
     """
@@ -251,12 +252,12 @@ def write_project(out: Path, files: Mapping[str, str], say: Say, *, force: bool 
     `.gitignore` and `.gitattributes`. Other existing files are replaced only if `force` is True.
     """
     make_folder(out)
-    begin_repository(out, say)  # first: if it fails, the same command can be run again
+    begin_repository(out, say)  # comes first, so that the command can be repeated if it fails
     for name, text in files.items():
         path = out / name
         content = text.encode()
         if name in (".gitignore", ATTRIBUTES) and path.exists():
-            old_lines = path.read_bytes().splitlines()  # bytes: the encoding is unknown
+            old_lines = path.read_bytes().splitlines()  # as bytes, because the encoding is unknown
             missing_lines = [line for line in content.splitlines() if line not in old_lines]
             content = b"".join(line + b"\n" for line in old_lines + missing_lines)
         elif path.exists() and name not in ("params.yaml", "dvc.yaml") and not force:
@@ -271,7 +272,7 @@ def write_project(out: Path, files: Mapping[str, str], say: Say, *, force: bool 
                 f"{name} was written outside the project, because GitHub reads workflows only in "
                 "the repository's root. Commit this file too"
             )
-    renew(out / "dvc.yaml")  # adds the project's own recipes
+    renew(out / "dvc.yaml")  # adds the project's own recipes to the inputs
 
 
 def check_dvc(folder: Path) -> None:
@@ -373,7 +374,7 @@ def begin_repository(out: Path, say: Say) -> None:
             with repo.config.edit("local") as config:
                 config["core"]["site_cache_dir"] = str(index)
     except BaseException:
-        shutil.rmtree(out / ".dvc", ignore_errors=True)  # otherwise the next call would use it
+        shutil.rmtree(out / ".dvc", ignore_errors=True)  # incomplete; the next call would use it
         raise
 
 

@@ -1,7 +1,7 @@
 """Propose parameters that suit a folder of images, an ε and a number of minutes.
 
-The rules are in the table `proposals.yaml`. They use public values only: the shape of the images,
-their classes, their rounded number, ε, and the minutes that `planning/estimate.py` expects.
+The rules are in the table `proposals.yaml`. They use public values only: the shape, classes and
+rounded number of the images, ε, and the minutes that `planning/estimate.py` expects.
 """
 
 import math
@@ -333,7 +333,7 @@ def with_images_of_the_release(
 
 def adapt_to_size(content: Layer, request: ProposalRequest, row: Row, runs: Sequence[str]) -> Layer:
     """Adapt the shares of the budget and the teacher's constants to ε and the number of images or
-    persons. For few colour images, also apply the changes `few_colour` of the table.
+    persons. If there are few colour images, also apply the changes `few_colour` of the table.
     """
     product = request.epsilon * request.size_hint
     if row.get("tuned_at"):

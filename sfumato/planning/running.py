@@ -66,7 +66,7 @@ def holders(folder: Path = Path()) -> list[Holder]:
 def remove_unused_lock(folder: Path) -> None:
     """Remove DVC's lock if none of the programs that it lists still runs.
 
-    DVC itself keeps the lock if one of its process numbers now belongs to another program.
+    DVC itself keeps the lock if a process number in it now belongs to another program.
     """
     lock = folder / RUNNING
     if lock.exists():

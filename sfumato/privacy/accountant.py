@@ -87,7 +87,7 @@ def _computed_curve(event: DpEvent, orders: tuple[float, ...]) -> np.ndarray:
             accountant.compose(event)
     finally:
         logger.disabled = disabled
-    curve = np.array(accountant._rdp, dtype=float)  # there is no public attribute for it
+    curve = np.array(accountant._rdp, dtype=float)  # there is no public attribute for the curve
     return np.where(np.isfinite(curve) & (curve >= 0), curve, np.inf)
 
 
@@ -208,7 +208,7 @@ def epsilon(
     return epsilon_and_order(rdp_curve(events), delta, accountant == "rdp_classic")[0]
 
 
-@lru_cache(maxsize=1024)  # small results, and a ledger check needs each of them several times
+@lru_cache(maxsize=1024)  # results are small, and a ledger check needs each several times
 def _pld_epsilon(events: tuple[DpEvent, ...], delta: float, adjacency: str) -> float:
     return float(loss_distribution(events, adjacency).get_epsilon(delta))
 
@@ -227,7 +227,7 @@ def squared_mu(event: DpEvent) -> float:
     return uses / base.noise_multiplier**2 if isinstance(base, GaussianDpEvent) else math.inf
 
 
-@lru_cache(maxsize=8)  # entries of about 10 MB each
+@lru_cache(maxsize=8)  # only a few, because each takes about 10 MB
 def loss_distribution(events: tuple[DpEvent, ...], adjacency: str) -> PLDAccountant:
     """Compute the privacy-loss distribution of the composition of all events.
 

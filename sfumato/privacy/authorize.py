@@ -106,7 +106,7 @@ class AlreadyReleasedError(BudgetError):
 
 
 class RefusedElsewhereError(BudgetError):
-    """Raised in all other processes if the first process opened no charge.
+    """Raised in every process except the first, if the first process opened no charge.
 
     The first process raises the error that states the reason.
     """
@@ -137,7 +137,8 @@ def open_charge(
             return open_share(state, card, work, share)
     share = None
     try:
-        # `in_use` blocks `stage forget` until the charge is open. From then on, the run's lock does
+        # `in_use` blocks `stage forget` until the charge is open. From then on, the lock of the run
+        # blocks it
         with in_use(state, card.dataset_id):
             charge = open_alone(state, card, work, permission, noise)
         share = {"record": charge.record, "used": charge.used, "run": str(charge.run)}
@@ -210,8 +211,9 @@ def open_alone(
     has published nothing. The resumed charge gets a new record id. A charge that is resumed from
     two copies of a state directory therefore has two records.
 
-    If an open charge has the same plan but different inputs, the work is refused. Otherwise, two
-    clones of a project could both pay for a query if their free stages gave different results.
+    If an open charge has the same plan but different inputs, the work is refused. Without this
+    rule, two clones of a project could both pay for a query if their free stages gave different
+    results.
 
     noise: only for tests.
 
@@ -260,7 +262,8 @@ def open_alone(
             raise (DataError if withheld else BudgetError)(decision.problem)
         else:
             refuse_kept(odometer, run / RELEASED, left_open, work)
-            # The owner may have added or withdrawn the claim since the charge was opened
+            # The owner may have added or withdrawn the claim about persons since the charge was
+            # opened
             old_record = {key: value for key, value in left_open.record.items() if key != "claim"}
             record = old_record | {key: record[key] for key in ("id", "claim") if key in record}
             odometer.append(RESUME, id=run.name, adopts=left_open.record["id"], record=record)

@@ -29,7 +29,8 @@ from sfumato.settings.fields import is_positive
 # drawn groups are read
 Drawn = tuple[np.ndarray, np.ndarray | None]
 PROBES = 4  # Number of images of random pixels that `Charge.probe` returns
-SMALLEST_NORM = 1e-20  # Far from both ends of the range in which float32 has full precision
+# Both limits are far from the ends of the range in which float32 has full precision
+SMALLEST_NORM = 1e-20
 LARGEST_NORM = 1e20
 
 
@@ -344,7 +345,7 @@ class Charge:
     def _check_owner(self) -> None:
         """Raise BudgetError in a forked process.
 
-        Otherwise, each of the two processes would count only its own uses of the charge.
+        Without this check, the process and its fork would each count only their own uses.
         """
         if os.getpid() != self._process:
             raise BudgetError(

@@ -1,6 +1,6 @@
 """Checkpoints of an iterative query such as DP-SGD.
 
-A checkpoint is written to disk before any result of its steps is shown or published.
+A checkpoint is written to disk before any result of the steps that led to it is shown or published.
 """
 
 from __future__ import annotations

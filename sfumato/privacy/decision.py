@@ -28,12 +28,12 @@ OTHER_BYTES = (
 
 @dataclass(frozen=True, kw_only=True)
 class QueryWork(Lineage):
-    """Work of a query, which is paid for once. Settings and inputs identify the work.
+    """Work of a query, which is paid for once. Settings, inputs and `again` identify the work.
 
     settings: digest of the query's own settings;
-    inputs: digests of the artifacts that the query reads. None in a plan if one of them is missing
-    now or will be written again. `decide` then assumes that they will match an earlier run of the
-    same plan;
+    inputs: digests of the artifacts that the query reads. In a plan, this is None if one of these
+    artifacts is missing now or will be written again. `decide` then assumes that the artifacts will
+    match an earlier run of the same plan;
     rests_on: ids of the charges that the inputs depend on.
     """
 
@@ -49,7 +49,7 @@ class QueryWork(Lineage):
 
     @property
     def digest(self) -> str:
-        """Digest of the settings and inputs. The same digest means the same work."""
+        """Digest of settings, inputs and `again`. The same digest means the same work."""
         return digest_of(
             {"settings": self.settings, "again": self.again, "inputs": sorted(self.inputs or ())}
         )

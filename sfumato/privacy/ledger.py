@@ -145,9 +145,9 @@ def odometer_line(
     """Compute the ledger's entry about the odometer: the cost of all charges ever opened on a
     dataset.
 
-    These are the charges in the dataset's journal and in the release's records, including abandoned
-    ones. In the result, `others` contains the mechanisms of charges on which the release does not
-    depend.
+    The entry counts the charges in the dataset's journal and in the release's records, including
+    abandoned charges. In the result, `others` contains the mechanisms of charges on which the
+    release does not depend.
 
     head: journal head (see `sfumato.privacy.odometer`), or None if the journal may lack charges, or
     if the cost of some charges is unknown. With None, the odometer is marked as incomplete.

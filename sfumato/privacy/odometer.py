@@ -90,7 +90,7 @@ class Odometer(Journal):
     def opened(self) -> list[dict]:
         """Return one record for each charge ever opened, including abandoned ones.
 
-        For a resumed run, this is its newest record. Each record that `adopt` added counts as a
+        For a resumed run, the newest record is returned. Each record that `adopt` added counts as a
         charge.
         """
         records: dict[str, dict] = {}
@@ -139,10 +139,11 @@ class Odometer(Journal):
         return names
 
     def missing(self, seen: Seen) -> set[str]:
-        """Return the record ids and heads of `seen` that this journal lacks.
+        """Return the record ids and heads of `seen` that this journal lacks, and the ids in
+        `seen.released` under which it shows no release.
 
-        If this is not empty, the journal is an older copy or a different journal. An older copy may
-        list a released charge as still open.
+        If the result is not empty, the journal is an older copy or a different journal. An older
+        copy may list a released charge as still open.
         """
         return {*seen.names} - self.known() | seen.released & self.unreleased()
 
@@ -217,8 +218,8 @@ class Odometer(Journal):
     def charges(self, version: str | None = None) -> list[Run]:
         """Return the charges opened in this journal, by default for all versions of the images.
 
-        They are sorted by time. The time of an open charge is when it was opened. The time of any
-        other charge is when it ended.
+        They are sorted by time: open charges by the time when they were opened, and all other
+        charges by the time when they ended.
         """
         runs: dict[str, Run] = {}
         for entry in self.entries():

@@ -98,7 +98,8 @@ def all_opinions(
     bounds = {name: opinion.epsilon or 0.0 for name, opinion in opinions.items()}
     parts = [Mechanism.from_json(record["event"]) for record in records]
     with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")  # Opacus warns if the best order is the first or last
+        # Opacus warns if the best order is the first or the last. These warnings are hidden
+        warnings.simplefilter("ignore")
         opinions |= {
             "Opacus RDP": opacus_rdp(parts, delta),
             "Opacus PRV": opacus_prv(parts, delta, bounds["pld"]),

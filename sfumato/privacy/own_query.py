@@ -54,8 +54,8 @@ class OwnCharge:
 
     @property
     def record(self) -> dict:
-        """Record of this charge in the journal. It may be published. There is none before the first
-        `sum`.
+        """Record of this charge in the journal. It may be published. There is no record before the
+        first `sum`.
         """
         if self._charge is None:
             raise BudgetError("the charge has no record yet: call `sum` first")
@@ -90,7 +90,7 @@ class OwnCharge:
                 (B, K), are left out.
             size: Maximum B. With 1, an image can change another image's row only if the function
                 remembers earlier images. A larger batch is faster, but the function itself must
-                then keep rows independent (batch normalisation does not).
+                then keep rows independent (batch normalisation makes them dependent).
 
         Returns:
             (K,) float64.

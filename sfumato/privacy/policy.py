@@ -65,12 +65,12 @@ def check_known(odometer: Odometer, card: Card, seen: Seen, bounded: bool) -> No
     missing = odometer.missing(seen)
     if missing and (card.source in OF_THE_OWNER or bounded):
         raise BudgetError(
-            f"the journal {odometer.path} lacks the entry {min(missing)[:8]}, or lists this charge "
-            f"as still open, but a ledger or a release of dataset {card.dataset_id!r} refers to "
-            "it. The journal is therefore an older copy or a different journal, and past spending "
-            "is unknown. Restore the newest state directory, or run `stage ledger adopt`. This "
-            "command counts the charges in ledger.json and in the releases, and marks the odometer "
-            "permanently as incomplete"
+            f"the journal {odometer.path} lacks the entry {min(missing)[:8]}, or lists a charge "
+            f"with this id as still open, but a ledger or a release of dataset {card.dataset_id!r} "
+            "refers to it. The journal is therefore an older copy or a different journal, and past "
+            "spending is unknown. Restore the newest state directory, or run `stage ledger adopt`. "
+            "This command counts the charges in ledger.json and in the releases, and marks the "
+            "odometer permanently as incomplete"
         )
 
 
@@ -123,7 +123,7 @@ def check_lifetime(
         f"run ({future}) would raise the total to {total:.4g}. Each stage's ε is the cost of this "
         f"stage by itself, at δ = {bound_text(permission.delta, 3)}, so these numbers do not add "
         "up to the total. `stage ledger history` lists all charges. Keep the old release, if this "
-        "project has one (undo the edit, or `git checkout` its params.yaml and dvc.lock), or raise "
-        f"privacy.lifetime_epsilon to {math.ceil(total * 100) / 100:g} if the owner of the images "
-        f"agrees{lower}"
+        "project has one (undo the edit of params.yaml, or `git checkout` params.yaml and "
+        f"dvc.lock), or raise privacy.lifetime_epsilon to {math.ceil(total * 100) / 100:g} if the "
+        f"owner of the images agrees{lower}"
     )

@@ -39,7 +39,7 @@ class Resolved:
     shape: (C, H, W) of the images;
     again: number of times that the owner asked to pay again;
     delta: δ of the ε that the stage prints, or that its card states. A card uses the default for
-    `size_hint` if this is None. Digests depend on it only if the stage prints ε while it runs;
+    `size_hint` if `delta` is None. Digests depend on it only if the stage prints ε while it runs;
     about: the owner's texts for the release;
     prepared: the settings `data.fit` and `data.range`, if they differ from their defaults. Only
     cards state them, and no digest depends on them;

@@ -19,7 +19,7 @@ def resume(
 
     If a run has lost its checkpoint, its charge stays spent and a new charge is opened.
 
-    unit: name of one use in messages. Returns (charge, state or None, log).
+    unit: word for a use in messages. Returns (charge, state or None, log).
     """
     while (charge := open_charge()).used > 0:
         short = charge.run.name[:8]

@@ -92,7 +92,7 @@ def form_of(rows: Rows, count: int) -> Form:
 def in_form(rows: Rows, count: int, form: Form) -> Rows:
     """Return the rows of `count` images if they have this form, otherwise rows of zeros.
 
-    It neither raises an error nor prints a warning, because that would reveal the image at fault.
+    No error is raised and no warning is printed, because that would reveal the image at fault.
     """
     with suppress(ConfigError):
         if form_of(rows, count) == form:

@@ -1,6 +1,7 @@
 """Noisy class counts.
 
-They give the public number of images, the denominators of other queries, and the class priors.
+The counts give the public number of images, the denominators of other queries, and the class
+priors.
 """
 
 import math

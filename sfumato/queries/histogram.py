@@ -50,9 +50,9 @@ def query_histogram(
     """Release noisy votes for every public class.
 
     The charge covers one Gaussian mechanism, possibly over a Poisson draw. `rows_alone` computes
-    the logits of an image from that image only. Otherwise, rounding could make logits depend on the
-    number of drawn images, and removing one image could change the votes of other images for which
-    two classes nearly tie.
+    the logits of an image from that image only. In an ordinary batch, rounding could make logits
+    depend on the number of drawn images. Removing one image could then change the votes of other
+    images for which two classes nearly tie.
 
     model: classifier in eval mode;
     votes: see `vote_rows`;

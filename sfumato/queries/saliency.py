@@ -49,8 +49,9 @@ def rank_candidates(released: Mapping[str, Tensor], noise_std: float) -> pd.Data
     Noise adds size·noise_std² to the expected squared norm, so a large candidate without any signal
     would rank above a small one with a signal. The column "debiased" is the squared norm minus
     size·noise_std²: an unbiased estimate of the squared norm without noise, which may be negative.
-    It still grows with the size of a candidate, because the norm of a gradient does. "rank" sorts
-    by "debiased", and "raw_rank" by "raw_norm". Rank 1 is the most salient.
+    This estimate still grows with the size of a candidate, because gradients of larger
+    matrices have larger norms. "rank" sorts by "debiased", and "raw_rank" by "raw_norm". Rank 1 is
+    the most salient.
 
     noise_std: public standard deviation of each entry's noise, σ·max_norm/N̄.
 

@@ -133,10 +133,10 @@ def check_card(
 def known_cost(card: Cost, records: Records) -> KnownCost:
     """Return the cost of a release: ε at the card's δ, the adjacency, and the protected units.
 
-    If the accountant is installed, ε is recomputed from the records by Rényi accounting. If the
-    card's ε is smaller than the result, ε is recomputed by the accountant `exact`. Without the
-    accountant, ε is copied from the card. Raises ValueError if the card's ε is smaller than both
-    results, or if the card or the records are invalid.
+    If the packages for accounting are installed, ε is recomputed from the records by Rényi
+    accounting. If the card's ε is smaller than the result, ε is recomputed by the accountant
+    `exact`. Without these packages, ε is copied from the card. Raises ValueError if the card's ε is
+    smaller than both results, or if the card or the records are invalid.
     """
     delta = card["delta"]
     for name, value in (("epsilon", card["epsilon"]), ("delta", delta)):

@@ -91,7 +91,7 @@ def split_count(number: int, size: int) -> list[int]:
     """Return how many images to keep in each part of a class.
 
     number: how many images of the class to keep;
-    size: how many images the class has. They are split into parts of TOGETHER images.
+    size: number of images of the class, which are split into parts of TOGETHER images.
     """
     ends = [number * min(end, size) // size for end in range(0, size + TOGETHER, TOGETHER)]
     return np.diff(ends).tolist()

@@ -59,8 +59,8 @@ class Release:
         ledger: Record of every privacy mechanism behind the set, by id.
         path: Folder that the set was read from.
         cost: Cost of everything behind the set: ε, δ, the neighbour relation and the protected
-            units. `basis` states whether ε was recomputed from the records or, if no accountant is
-            installed, copied from the card.
+            units. `basis` states whether ε was recomputed from the records or, if the packages
+            for accounting are not installed, copied from the card.
     """
 
     images: np.ndarray
@@ -113,7 +113,7 @@ class Release:
             import pandas
 
         table = pandas.DataFrame({"image": list(self.images), "kind": self.kinds})
-        if self.labels.ndim == 2:  # a label may have the name of another column
+        if self.labels.ndim == 2:  # concat, because a label may be named like another column
             labels = pandas.DataFrame(np.array(self.labels), columns=list(self.classes))
             return pandas.concat([table, labels], axis=1)
         table.insert(1, "label", self.labels)

@@ -120,7 +120,7 @@ MOST_PREVIEWED = 20  # Maximum number of classes in a preview
 def save_preview(path: Path, image_set: ImageSet, source: str) -> None:
     """Save the first images of a generator in one picture, with one row per class.
 
-    The picture contains only images from `image_set`, so it is as public as they are.
+    The picture contains only images from `image_set`, so it is as public as these images.
     """
     names = image_set.classes[:MOST_PREVIEWED]
     columns = max(1, 8 // len(image_set.classes))

@@ -68,7 +68,7 @@ class Table(NamedTuple):
 class Local(NamedTuple):
     """Content that only the owner's edition shows."""
 
-    verdict: str = ""  # one sentence about the quality of the release
+    verdict: str = ""  # the verdict in words
     metrics: tuple[Table, ...] = ()  # numbers from real images
     warnings: tuple[str, ...] = ()
     plots: tuple[Picture, ...] = ()

@@ -27,9 +27,9 @@ def feature_likelihood(
     """Compute `fld` and `generalisation_gap`, in hundredths of a nat per dimension.
 
     `fld` is the negative log-likelihood of the hold-out under the Gaussians on the synthetic set,
-    minus its negative log-likelihood under a baseline. The baseline consists of Gaussians on one
-    half of the training features, and its widths are fitted to the other half. A set with `fld` 0
-    is as good as real images. Copies of training images give values in the thousands.
+    minus the negative log-likelihood of the hold-out under a baseline. The baseline consists of
+    Gaussians on one half of the training features. Their widths are fitted to the other half. A set
+    with `fld` 0 is as good as real images. Copies of training images give values in the thousands.
 
     `generalisation_gap` is the negative log-likelihood of the training set, minus the negative
     log-likelihood of the hold-out, both under the Gaussians on the synthetic set. It is far below 0

@@ -26,7 +26,7 @@ def nearest_rows(features: np.ndarray, reference: np.ndarray) -> tuple[np.ndarra
 def radii(features: np.ndarray, k: int) -> np.ndarray:
     """Return the distance of each row to its k-th nearest other row, (N,) float64.
 
-    Raises ValueError if there are not more than k rows.
+    Raises ValueError if there are k rows or fewer.
     """
     from sklearn.neighbors import NearestNeighbors
 
@@ -61,7 +61,7 @@ def precision_recall(
     from sklearn.metrics import pairwise_distances_chunked
 
     k = min(k, len(synthetic) - 1, len(real) - 1)
-    # Without this, rounding could place the centre of a ball of radius 0 outside the ball
+    # Without this slack, rounding could place the centre of a ball of radius 0 outside the ball
     slack = rounding_error(real)
     real_radii = radii(real, k) + slack
     synthetic_radii = radii(synthetic, k) + slack
