@@ -41,8 +41,8 @@ class SfumatoError(Exception):
     """An error that the user can fix. Its text states what is wrong and how to fix it.
 
     Args:
-        text: Message. If `option` is set, it is a template, in which each front end inserts its own
-            form of a name such as {option.size_hint}.
+        text: Message. If `option` is set, the text is a template. In names such as
+            {option.size_hint}, each front end inserts its own form of the name.
         option: Option of a command, or parameter of a function, that is wrong.
         proposed: Suggested value for the option.
         undecided: Whether only the owner can choose the option's value, so that a front end may

@@ -230,7 +230,7 @@ def copying_sentence(facts: Mapping[str, Any], unit: str) -> str:
     if unseen == facts["units"]:
         outcome = (
             "none. This test cannot give an alarm, because the hold-out is too small. Hold out "
-            f"more {unit}"
+            f"more {unit} in the next release (test/, or data.holdout_fraction)"
         )
     if facts["rings"]:
         outcome = (

@@ -111,8 +111,8 @@ def evaluate_classifier(
     shifted_holdouts: Mapping[str, ImageSet],
     seed: int,
 ) -> Scored:
-    """Train a classifier on `train`. Score it on `holdout`, and on `shifted_holdouts`, its
-    distorted versions.
+    """Train a classifier on `train`. Score it on `holdout`, and on `shifted_holdouts`, distorted
+    versions of `holdout`.
 
     Guarantee: no choice depends on `holdout`, which is used only after training.
     """
@@ -125,7 +125,7 @@ def scored_by(
     holdout: ImageSet,
     shifted_holdouts: Mapping[str, ImageSet],
 ) -> Scored:
-    """Score a classifier on `holdout`, and on `shifted_holdouts`, its distorted versions.
+    """Score a classifier on `holdout`, and on distorted versions of it, `shifted_holdouts`.
 
     scores: function from a set to (N, classes) logits.
     """

@@ -88,7 +88,7 @@ def copies(holdout: ImageSet, train: ImageSet) -> np.ndarray:
 
 
 def without_repeats(train: ImageSet, holdout: ImageSet) -> tuple[ImageSet, ImageSet]:
-    """Leave out of both sets the images that resemble an image of another person in either set.
+    """Remove, from both sets, the images that resemble an image of another person in either set.
 
     Tests for copies compare the two sets. If only the hold-out lost its copies of training images,
     the sets would differ even if nothing was copied into the release, and a test could give an

@@ -172,7 +172,10 @@ def detailed_tables(results: Mapping[str, Mapping], measure: str) -> Iterator[Ta
         )
         title = "Group by group, % (local)"
         yield table_of(
-            title, ["classifier", "group", "images", measure, INTERVAL, "best to worst"], rows, note
+            title,
+            ["classifier", "group", "images", measure, INTERVAL, "best minus worst"],
+            rows,
+            note,
         )
 
 

@@ -113,8 +113,8 @@ def verdict(
         level = "unknown"
         sentence = (
             "the hold-out is too small to show that classifiers trained on the real images are "
-            "better than guessing, so the release cannot be judged. Hold out more images in the "
-            "next release"
+            "better than guessing, so the release cannot be judged. Put more images into test/, or "
+            "raise data.holdout_fraction before the next release"
         )
     else:
         learned = (release - chance) / max_gain
@@ -154,13 +154,14 @@ def too_few(counts: np.ndarray, labels: np.ndarray) -> str | None:
     if counts.min() < FEWEST_OF_A_CLASS:
         return (
             f"the hold-out needs at least {FEWEST_OF_A_CLASS} images of each class, but has only "
-            f"{counts.min()} of the smallest class. Hold out more images in the next release"
+            f"{counts.min()} of the smallest class. Put more images into test/, or raise "
+            "data.holdout_fraction before the next release"
         )
     if labels.ndim == 2 and without < FEWEST_OF_A_CLASS:
         return (
             f"for each label, the hold-out needs at least {FEWEST_OF_A_CLASS} images without this "
-            f"label, but has only {without} without one of the labels. Hold out more images in the "
-            "next release"
+            f"label, but has only {without} without one of the labels. Put more images into test/, "
+            "or raise data.holdout_fraction before the next release"
         )
     return None
 

@@ -22,7 +22,7 @@ SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"  # D
 
 
 def imagenet_network(side: int = 224) -> OwnNetwork:
-    """Return the settings of the network of the maps "imagenet" and "imagenet-middle".
+    """Return the settings of the network that the maps "imagenet" and "imagenet-middle" use.
 
     side: pixels per side to which images are resized. Raises ConfigError if the extra `imagenet` is
     not installed.

@@ -94,8 +94,8 @@ def fit_gaussians(
 
     To shrink a difference, all its eigenvalues are moved towards zero by the same amount. This
     amount is the expected largest eigenvalue of a matrix that contains only noise: 2·√d times the
-    standard deviation of the noise in an entry. Here d is the number of coefficients, or half of it
-    if `CosineMoments` has `flip`.
+    standard deviation of the noise in an entry. Here d is the number of coefficients, or half of
+    this number if `CosineMoments` has `flip`.
     """
     features = release.features
     deviation = release.deviation

@@ -93,7 +93,8 @@ class Proposed:
     chosen: the chosen proposal; others: the proposals for other sizes;
     seconds: expected seconds of each stage;
     plan: plan of the chosen proposal;
-    counted: whether the published number of images or persons is the program's rounded count;
+    counted: True if the published number of images or persons is the program's rounded count, and
+    the owner did not set this number as an option;
     spelling: see `Owner`.
     """
 

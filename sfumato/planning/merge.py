@@ -113,7 +113,10 @@ def check_folders(folders: Sequence[Path], out: Path) -> None:
     Also raises ConfigError if `out` is already a project, or lies in one of the projects to merge.
     """
     if len(folders) < 2:
-        raise ConfigError(f"expected two or more projects to merge, got {len(folders)}")
+        raise ConfigError(
+            f"expected two or more projects to merge, got {len(folders)}: name the folder of each "
+            "project"
+        )
     out_folder = out.resolve()
     if {out_folder, *out_folder.parents} & {folder.resolve() for folder in folders}:
         raise ConfigError(

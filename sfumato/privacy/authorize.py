@@ -206,10 +206,10 @@ def open_alone(
     images is refused.
 
     If a killed process left a charge for the same work open, that charge is resumed with fresh
-    noise and at no further cost, after the last use whose result is on disk. This is safe because a
-    release leaves the run's private directory only after its charge is closed, so an open charge
-    has published nothing. The resumed charge gets a new record id. A charge that is resumed from
-    two copies of a state directory therefore has two records.
+    noise and at no further cost. It continues after the last use with a result on disk. Resuming is
+    safe, because a release leaves the run's private directory only after its charge is closed, so
+    an open charge has published nothing. The resumed charge gets a new record id. A charge that is
+    resumed from two copies of a state directory therefore has two records.
 
     If an open charge has the same plan but different inputs, the work is refused. Without this
     rule, two clones of a project could both pay for a query if their free stages gave different

@@ -37,7 +37,7 @@ def one_hot(labels: Tensor, classes: int) -> Tensor:
 
 
 def label_rows(labels: Tensor, classes: int) -> Tensor:
-    """Encode the labels of each image as a row of norm 1 at most.
+    """Encode the labels of each image as a row of norm at most 1.
 
     One label per image, (B,) int64, is encoded by `one_hot` as (B, classes) float64. Several
     labels, (B, classes) of 0 and 1, are encoded as (B, classes + 1). The last column is 1 for an

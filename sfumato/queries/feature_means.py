@@ -54,7 +54,7 @@ TEACHER = 0.5
 LEARNED = Classifier(network="whitened", width=32, learning_rate=0.1)  # Network of `embedding`
 EMBEDDING_DIMENSION = 512  # Number of principal directions of the features of LEARNED
 
-# φ: (B, C, H, W) float32 in [0, 1] -> (B, K) float32, of norm 1 at most
+# φ: (B, C, H, W) float32 in [0, 1] -> (B, K) float32, of norm at most 1
 Features = FourierFeatures | CosineMoments
 
 

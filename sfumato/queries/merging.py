@@ -149,8 +149,8 @@ def merged_budget(budgets: Sequence[BudgetFile], size_hint: int, records: Record
     size_hint: sum of the size hints of all owners. If the smallest δ is above 1/size_hint, the
     default δ for `size_hint` is used instead.
 
-    The target is the largest target of any owner or, if that is more, the cost of the merged
-    release by the most cautious of the owners' accountants.
+    The target is the largest target of any owner or, if it is larger, the cost of the merged
+    release. The most cautious of the owners' accountants computes this cost.
     """
     recipe, *other_recipes = {budget["recipe"] for budget in budgets}
     if other_recipes:
@@ -177,8 +177,8 @@ def merge_counts(
 ) -> PublicCounts:
     """Add up the noisy counts of all owners, and write them as `count` does.
 
-    The result has the same distribution as a single release over all images. The variance of its
-    noise is the sum of the owners' noise variances. several: whether images have several labels.
+    The result is distributed like a single release over all images, with a noise variance equal to
+    the sum of the owners' noise variances. several: whether images have several labels.
     """
     noisy = torch.zeros(1, dtype=torch.float64)
     for count in counts:

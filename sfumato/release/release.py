@@ -47,7 +47,8 @@ def save_release(
 ) -> None:
     """Write the release into `directory`. The grids show no distorted or blended images.
 
-    sources: (N,), name of the stage that drew or chose each image. Only their counts are used;
+    sources: (N,), name of the stage that drew or chose each image. Only the number of images
+    of each stage is used;
     public_source: where the public set comes from, such as "glyphs";
     stream: entry `stream` of the card, if the release contains the networks that drew its images.
     """

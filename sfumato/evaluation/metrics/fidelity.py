@@ -112,8 +112,8 @@ METRICS = {
         likelihood,
     ),
     "authenticity": Metric(
-        "share of images for which the nearest training image is closer to another training image "
-        "than to the image; best if equal to the value of `real`",
+        "share of images that are farther from their nearest training image t than another "
+        "training image is from t; best if equal to the value of `real`",
         lambda novel, **_: authenticity(*novel) if len(novel[1]) > 1 else {},
     ),
     "detector": Metric(
