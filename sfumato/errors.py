@@ -174,8 +174,9 @@ def reason_of(error: BaseException) -> str:
 
 @contextmanager
 def passing_over(*causes: type[Exception]) -> Iterator[None]:
-    """Suppress any of `causes`, except a failure of the machine (`is_failure`), which does not mean
-    that a file is damaged.
+    """Suppress any of `causes`, except a failure of the machine (`is_failure`).
+
+    Such a failure does not mean that a file is damaged.
     """
     try:
         yield

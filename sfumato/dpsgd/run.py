@@ -99,8 +99,8 @@ class Gradients:
     """Settings of a query's gradients: weights, draws per image, clip norm, and microbatch size.
 
     Noise levels, noise and the choice of labels to hide are drawn from a secret generator. With a
-    public seed, the noise at each position of a batch would be known. A missing image would move
-    all later images to other positions, and thus change their gradients too. Create this object
+    public seed, the noise at each position of a batch would be known. A missing image would then
+    move all later images to other positions, and so change their gradients too. Create this object
     before a charge opens.
 
     parameters: trained parameters of `model`, by name;

@@ -146,7 +146,7 @@ def verdict(
 
 
 def too_few(counts: np.ndarray, labels: np.ndarray) -> str | None:
-    """Return the reason why the hold-out is too small to judge a release, or None if it is not.
+    """Return why the hold-out is too small to judge a release, or None if it is large enough.
 
     counts: (classes,), number of hold-out images of each class; labels: labels of the hold-out.
     """

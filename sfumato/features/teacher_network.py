@@ -236,7 +236,7 @@ def save_teacher(teacher: TeacherNetwork, directory: Path) -> None:
 
 
 def own_networks(config: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Return the settings of each network of the owner that a teacher uses, by file name.
+    """Return the settings of each of the owner's networks that a teacher uses, by file name.
 
     The teacher uses one such network for each of its feature maps named OWN. The network is stored
     under the file name, beside the teacher's weights.

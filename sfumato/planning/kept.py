@@ -124,8 +124,8 @@ def known_past(state: Path, card: Card, folder: Path, *, declared_size: bool) ->
 def repeat_count(name: str, params: Params, plan: str, runs: Sequence[Run]) -> int:
     """Return how many repeat payments a query has, including one that the owner requests now.
 
-    The owner requests repeat payments by a number in privacy.spend_again. The number also counts
-    for all queries that depend on the named query, because their inputs will change. So the
+    The owner requests repeat payments for a query by a number in privacy.spend_again. The number
+    also counts for all queries that depend on this query, because their inputs will change. So the
     requested number is the sum of the numbers for the query and for all stages before it.
 
     A record contains the number of repeat payments so far, as `again`. The paid number is the

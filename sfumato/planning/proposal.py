@@ -305,7 +305,7 @@ def settings_of(request: ProposalRequest) -> Layer:
 def with_images_of_the_release(
     content: Layer, request: ProposalRequest, runs: Sequence[str], beside: bool
 ) -> Layer:
-    """Set the numbers of released and selected images, their file formats, and the mark of their
+    """Set the numbers of released and selected images, the formats of their files, and the mark of
     origin in these files.
 
     If classes may be mirror images of each other, `teacher.flip` is switched off.

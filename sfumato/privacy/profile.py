@@ -25,8 +25,8 @@ from sfumato.privacy.events import ADD_OR_REMOVE_ONE, ADJACENCIES, Mechanism
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-# Fine steps up to 6: above 6, e^epsilon times a false-positive rate of 1 % is far above 1. Coarse
-# steps up to 20: above 20, all bounds are trivial.
+# Fine steps up to 6: above 6, e^epsilon times a false-positive rate of 1 % is far above 1, which
+# bounds no probability. Coarse steps up to 20: above 20, all bounds are trivial.
 EPSILONS = np.concatenate([np.arange(0, 6, 0.025), np.arange(6, 20.5, 0.5)])
 # Orders up to 2 suffice to bound the advantage: the divergence rises with the order, so higher
 # orders give weaker bounds

@@ -115,8 +115,8 @@ def feature_cells(features: FourierFeatures, images: Tensor, cells: Tensor) -> T
 def nearest_mean(rows: Tensor, target: Tensor, number: int) -> Tensor:
     """Choose rows one by one, so that their mean approaches the target.
 
-    Rows are excluded if their inner products with the target are among the smallest 10 %. Fewer
-    rows are excluded if otherwise fewer than `number` would remain.
+    Rows are excluded if their inner products with the target are among the smallest 10 %. If fewer
+    than `number` rows would then remain, fewer rows are excluded.
 
     rows: (N, d), all of the same norm;
     target: (d,).
