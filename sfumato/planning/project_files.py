@@ -305,7 +305,7 @@ def dvc_root(folder: Path) -> Path | None:
 
 
 def make_index(index: Path) -> None:
-    """Create the folder of DVC's index. If DVC created it, every account could write into it."""
+    """Create the folder of DVC's index. Every account can write into a folder that DVC creates."""
     for private in (index.parent, index):
         make_folder(private, 0o700)
 

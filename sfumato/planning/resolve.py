@@ -248,7 +248,8 @@ def stage_file(stage: Stage, params: Params, card: Card, mechanism: Mechanism | 
         content["model"] = params.model.non_default()
     if enabled and stage.owned and (about := params.release.model_dump(exclude_none=True)):
         content["about"] = about
-    # The cards of these stages describe how pictures were prepared, and state ε at δ
+    # The cards of these stages describe how pictures were prepared, and state ε at δ. Therefore,
+    # their plans contain these settings
     if enabled and stage.name in ("teacher", "synthesize", "student"):
         if prepared := params.data.model_dump(
             mode="json", include={"fit", "range"}, exclude_defaults=True

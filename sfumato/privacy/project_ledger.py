@@ -79,8 +79,8 @@ def kept_releases(state: Path) -> Iterator[Path]:
 def cached(folder: Path) -> Iterator[Path]:
     """Yield the `privacy.json` files in DVC's cache.
 
-    If the rerun of a stage failed, its old file is still in the cache, although DVC removed the
-    artifact before the rerun.
+    If the rerun of a stage failed, the stage's old file is still in the cache, although DVC removed
+    the artifact before the rerun.
     """
     cache = folder / ".dvc/cache/files/md5"
     hashes: list[str] = []
