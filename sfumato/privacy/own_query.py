@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -51,6 +52,7 @@ class OwnCharge:
         self._charge: Charge | None = None
         self._ended = False
         self._process = os.getpid()
+        self._running = threading.Lock()  # held while a sum runs
 
     @property
     def record(self) -> dict:
@@ -102,12 +104,28 @@ class OwnCharge:
             DataError: The function fails on a drawn image. This use is spent, and nothing is
                 released. Other uses are not lost.
             BudgetError: All uses are spent, `max_norm` differs from the charge's, the `with` block
-                has ended, or the lifetime budget was spent since the block began.
+                has ended, the lifetime budget was spent since the block began, or another `sum` of
+                this charge is still running. In the last case, no use is lost.
 
         Guarantee:
             If each row depends on its own image only, adding or removing one image changes the sum
             by at most `max_norm` in L2, before noise.
         """
+        if not self._running.acquire(blocking=False):
+            raise BudgetError(
+                f"{self._request[2].stage}: another `sum` of this charge is still running, in "
+                "another thread or in the function `rows`: call one `sum` after the other. No use "
+                "of the charge is lost"
+            )
+        try:
+            return self._sum(rows, max_norm, size)
+        finally:
+            self._running.release()
+
+    def _sum(
+        self, rows: Callable[[Tensor, Tensor], Tensor], max_norm: float | None, size: int
+    ) -> Tensor:
+        """Check the arguments, try the function, open the charge if it is not open, and sum."""
         _, card, work, _ = self._request
         name = work.stage
         if self._ended or os.getpid() != self._process:

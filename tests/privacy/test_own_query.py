@@ -4,6 +4,7 @@ import json
 import os
 import traceback
 from dataclasses import replace
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -420,6 +421,23 @@ def test_a_size_that_is_no_number_of_images_loses_no_use(owner, size):
         with pytest.raises(ConfigError, match="size="):
             charge.sum(brightness, size=size)
         charge.sum(brightness)
+
+
+def test_a_second_sum_at_the_same_time_loses_no_use(owner):
+    def sum_within(images, labels):
+        with pytest.raises(BudgetError, match="another `sum` of this charge is still running"):
+            charge.sum(brightness)
+        return brightness(images, labels)
+
+    def sum_in_a_thread(images, labels):
+        thread = Thread(target=sum_within, args=(images, labels))
+        thread.start()
+        thread.join()
+        return brightness(images, labels)
+
+    with opened(owner, uses=2) as charge:
+        charge.sum(sum_within, size=100)
+        charge.sum(sum_in_a_thread, size=100)
 
 
 NO_NUMBERS = ("1", [], {}, float("nan"), -1, 0, float("inf"), 10**400, True)
