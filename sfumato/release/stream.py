@@ -320,7 +320,7 @@ def stream(
     """
     for name, value, minimum in (("batch", batch, 1), ("seed", 0 if seed is None else seed, 0)):
         if type(value) is bool or not isinstance(value, int | np.integer) or value < minimum:
-            raise ConfigError(f"{name}={value}: expected a whole number, {minimum} or more")
+            raise ConfigError(f"{name}={value!r}: expected a whole number, {minimum} or more")
     release = load_release(path)
     folder = release.path
     if "stream" not in release.card:

@@ -249,6 +249,8 @@ def test_a_release_without_networks_names_what_to_do(digits, tmp_path):
         sfumato.stream(folder, seed=-1)
     with pytest.raises(ConfigError, match=r"batch=2\.5: expected a whole number"):
         sfumato.stream(folder, batch=2.5)
+    with pytest.raises(ConfigError, match="batch='8': expected a whole number"):
+        sfumato.stream(folder, batch="8")
 
 
 @pytest.mark.parametrize(
