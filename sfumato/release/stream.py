@@ -177,7 +177,7 @@ class Stream(IterableDataset[Batch]):
             )
 
     def __iter__(self) -> Iterator[Batch]:
-        """Draw batch after batch.
+        """Draw batch after batch, from the first batch on.
 
         The workers of a `DataLoader` take turns, so the order does not depend on their number.
         """
@@ -293,9 +293,12 @@ def stream(
 ) -> Stream:
     """Draw an endless sequence of batches of labelled images from the networks of a release.
 
-    No batch repeats. If the teacher labelled the release, labels are the teacher's probabilities.
-    These labels are computed after images are blended, but before images are shifted, mirrored,
-    blurred and changed in brightness. If the teacher gave each image one label, the 20 % of each
+    No batch of an iterator repeats. Each new iterator, and so each new loop, begins with the first
+    batch again: use one iterator for the whole training, and a different seed in each process.
+
+    If the teacher labelled the release, labels are the teacher's probabilities. These labels are
+    computed after images are blended, but before images are shifted, mirrored, blurred and changed
+    in brightness. If the teacher gave each image one label, the 20 % of each
     class with the least certain labels are left out. The standard deviation of a generator's random
     inputs grows from 1 to 1.25 over the first 100 000 images, and is then constant.
 

@@ -74,6 +74,14 @@ def test_workers_draw_the_same_batches_in_the_same_order(release):
         assert all(torch.equal(a.images, b.images) for a, b in zip(alone, shared, strict=True))
 
 
+def test_a_new_loop_repeats_and_the_docstring_states_it(release):
+    stream = sfumato.stream(release, batch=16)
+    (first,) = some(stream, 1)
+    (again,) = some(stream, 1)
+    assert torch.equal(first.images, again.images)
+    assert "each new loop, begins with the first" in sfumato.stream.__doc__
+
+
 def test_no_global_generator_moves(release):
     before = torch.random.get_rng_state()
     some(sfumato.stream(release, batch=16))
