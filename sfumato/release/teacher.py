@@ -64,11 +64,12 @@ class ReleasedClassifier:
         """Compute class probabilities, (N, classes) float32.
 
         Args:
-            images: (N, H, W, C) uint8.
+            images: (N, H, W, C) uint8, or anything that `np.asarray` converts to it.
 
         Raises:
             DataError: The images have another type, or another shape than in training.
         """
+        images = np.asarray(images)
         channels, *sides = self.card["shape"]
         if images.dtype != np.uint8 or images.shape[1:] != (*sides, channels):
             expected = f"uint8 (N, {sides[0]}, {sides[1]}, {channels})"

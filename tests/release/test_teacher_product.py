@@ -24,6 +24,8 @@ def test_it_names_the_class_of_images_as_files_hold_them(folder, digits):
     assert found.shape == (600, 10) and np.allclose(found.sum(axis=1), 1, atol=1e-5)
     assert (found.argmax(axis=1) == digits.labels[:600]).mean() > 0.7
     assert teacher.classes == digits.classes and teacher.ledger == {RECORD["id"]: RECORD}
+    for other in ([*digits.images[:600]], torch.from_numpy(digits.images[:600])):
+        assert np.array_equal(teacher.probabilities(other), found)
     for wrong in (digits.images[:4] / 255, digits.images[:4, :6], digits.images[:4, ..., 0]):
         with pytest.raises(DataError, match=r"the classifier expects uint8 \(N, 8, 8, 1\)"):
             teacher.probabilities(wrong)
