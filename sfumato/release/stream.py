@@ -298,9 +298,9 @@ def stream(
 
     If the teacher labelled the release, labels are the teacher's probabilities. These labels are
     computed after images are blended, but before images are shifted, mirrored, blurred and changed
-    in brightness. If the teacher gave each image one label, the 20 % of each
-    class with the least certain labels are left out. The standard deviation of a generator's random
-    inputs grows from 1 to 1.25 over the first 100 000 images, and is then constant.
+    in brightness. If the teacher gave each image one label, the 20 % of each class with the least
+    certain labels are left out. The standard deviation of a generator's random inputs grows from 1
+    to 1.25 over the first 100 000 images, and is then constant.
 
     The same seed gives the same batches on processors of the same kind with the same version of
     PyTorch, for any number of threads and workers. On a GPU, use no workers.
