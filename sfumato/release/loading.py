@@ -236,7 +236,10 @@ def prepared(card: ClassifierCard, picture: str | Path | np.ndarray) -> np.ndarr
     if not isinstance(image, np.ndarray):
         with explained(
             DataError,
-            lambda error: f"{picture} cannot be read ({error}): name the file of a picture",
+            lambda error: (
+                f"{picture} cannot be read ({error}): name the file of a picture, "
+                "or give its pixels as a NumPy array"
+            ),
         ):
             image = decode(Path(image).expanduser(), preparation["range"])
     pixels = np.atleast_3d(image)

@@ -373,6 +373,8 @@ def test_a_picture_is_prepared_like_training_images(digits, tmp_path, picture, p
     for odd in (tmp_path, tmp_path / "absent.png"):
         with pytest.raises(DataError, match=f"{odd} cannot be read .*: name the file of"):
             release.prepare(odd)
+    with pytest.raises(DataError, match="or give its pixels as a NumPy array"):
+        release.prepare(Image.new("L", (9, 9)))
     del release.card["prepared"]
     with pytest.raises(DataError, match="written by an older version"):
         release.prepare(picture)
