@@ -42,7 +42,7 @@ KINDS_FILE = "kinds.npy"
 SECTIONS = ("Privacy", "Classes", "About")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # arrays have no truth value to compare, and no hash
 class Release:
     """A released set.
 

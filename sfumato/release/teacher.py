@@ -26,7 +26,7 @@ from sfumato.storage.files import write_json
 from sfumato.storage.records import Records
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ReleasedClassifier:
     """A released classifier, a teacher or a student.
 

@@ -412,6 +412,11 @@ def test_the_readmes_code_runs_with_numpy_and_pillow(digits, tmp_path, picture, 
     assert np.array_equal(json.loads(x), sfumato.load_release(path).prepare(picture))
 
 
+def test_a_release_can_be_compared_and_cached(release):
+    other = sfumato.load_release(release.path)
+    assert release == release and release != other and len({release, other}) == 2
+
+
 def test_a_release_is_described_in_three_lines(release):
     first, second, third = repr(release).splitlines()
     assert "40 images of 8×8×1 (40 plain)" in first and "10 classes: 0, 1" in second
