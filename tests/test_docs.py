@@ -14,9 +14,11 @@ from typing import get_args
 from urllib.parse import unquote, urlsplit
 
 import pytest
+import torch
 import yaml
 from pydantic import BaseModel
 
+from sfumato.privacy.rows import bounded_sum
 from sfumato.settings.params import Params
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -455,3 +457,12 @@ def test_each_mapping_names_clause_and_file():
     assert all(row[0].strip() and row[-1].strip() for row in rows)
     clauses = [row[0] for row in rows[:9]]
     assert all(re.match(r"[6-9]\.\d ", clause) for clause in clauses)
+
+
+def test_the_tutorial_query_runs_and_ignores_wrong_labels():
+    text = (ROOT / "docs/tutorials/researchers.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    found: dict = {}
+    exec(block, found)
+    rows = found["brightness_rows"](torch.ones(3, 1, 8, 8), torch.tensor([1, -1, 2]), 2)
+    assert bounded_sum(rows, max_norm=1).tolist() == [[0.0, 1.0]]
