@@ -142,6 +142,7 @@ def test_every_error_about_an_option_is_given_its_values():
     """If a value were missing, formatting the message would itself raise an error."""
     known = {field.name for field in fields(InitOptions)} | {
         "delta",
+        "different_people",
         "unit",
         "ledger_only",
         "artifacts",
