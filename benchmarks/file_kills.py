@@ -1,4 +1,4 @@
-"""Kill a command, or cut the power, at every file event: running it again must then succeed.
+"""Kill a command at every file event, or simulate a power cut: running it again must succeed.
 
     python benchmarks/file_kills.py
     python benchmarks/file_kills.py --commands count forget --every 10
@@ -9,8 +9,9 @@ in the project or its state directory: open a file for writing, write, flush, re
 a folder, change a mode (`tests/file_faults.py`). Each kill leaves up to three states of the files:
 
 - as they are;
-- as after a power cut, if all names but only flushed contents reached the disk;
-- as after a power cut, if only flushed names and flushed contents reached the disk.
+- as after a power cut, if the disk has all creations, renames and removals of files, but only
+  flushed contents;
+- as after a power cut, if the disk has only what was flushed, names as well as contents.
 
 In each state, the command is run again. It must succeed, or refuse because the release is already
 kept. No charge may be made twice, and forgotten files must be gone. A power cut after the end of

@@ -94,7 +94,7 @@ def collect(project: Path, out: Path) -> None:
         release / "privacy.json",
     ):
         shutil.copyfile(file, out / file.name)
-    # not index.html, because a web site makes its index from README.md
+    # not index.html, because MkDocs turns README.md into index.html
     shutil.copyfile(report / "index.html", out / "report.html")
     shutil.copyfile(project / LEDGER, out / LEDGER)
     found = sfumato.load_release(release)

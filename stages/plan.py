@@ -59,10 +59,10 @@ def show_run(
     project_plan: ProjectPlan, spending: Sequence[Decision], pending_stages: set[str]
 ) -> None:
     """Show what the next run would spend, and the memory and minutes it needs."""
-    from sfumato.planning.make import settings_for_ever_lines, spending_lines
+    from sfumato.planning.make import final_settings_lines, spending_lines
 
     tell(*spending_lines(project_plan, spending))
-    say(*settings_for_ever_lines(project_plan.params))
+    say(*final_settings_lines(project_plan.params))
     for name in project_plan.mechanisms:
         if STAGES[name].network:
             file = project_plan.files[name]

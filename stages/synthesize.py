@@ -148,7 +148,7 @@ def drawing_work(workload: Work, settings: Synthesize) -> float:
     The operations draw, select and label images.
     """
     from sfumato.planning.work import WRITTEN
-    from sfumato.release.herding import COMPARED_CELLS, TOGETHER
+    from sfumato.release.herding import COMPARED_CELLS, IMAGES_PER_PART
 
     # Number of network passes of Heun's solver
     evaluations = (2 * settings.steps - 1) * (1 + (settings.guidance > 0))
@@ -157,7 +157,8 @@ def drawing_work(workload: Work, settings: Synthesize) -> float:
         cost += workload.network("teacher") * (1 + settings.distorted + settings.mixed)
     if settings.herding > 1:
         selection = workload.network("frequency") + workload.network("teacher") * settings.relabel
-        cells = COMPARED_CELLS * min(settings.herding * settings.count / workload.classes, TOGETHER)
+        per_class = settings.herding * settings.count / workload.classes
+        cells = COMPARED_CELLS * min(per_class, IMAGES_PER_PART)
         # A read costs half as much as a write
         cost += settings.herding * selection + WRITTEN / 2 * cells
     for source, weight in settings.sources.items():

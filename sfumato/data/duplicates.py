@@ -95,7 +95,7 @@ def grey_thumbnails(home: Path, max_count: int | None = None) -> Iterator[np.nda
     """Yield grey thumbnails of the sensitive images and then of the hold-out images, in batches.
 
     A batch is (N, 64). Each row has mean 0 and norm 1, or norm 0 for a uniform image.
-    max_count: number of images to choose at most from each part; every call chooses the same ones.
+    max_count: maximum number of images to choose from each part. Every call chooses the same ones.
     """
     for images in (load_array(home / part / IMAGES) for part in (SENSITIVE, HOLDOUT)):
         rows: Sequence[int] | np.ndarray = range(len(images))

@@ -268,7 +268,9 @@ def check_names(names: Sequence[str], counts: Sequence[int] = ()) -> None:
         "two of them differ only in case, spaces or a final .0, so they may be one class": (
             len(spellings) < len(names)
         ),
-        "one of them may mean a missing label": bool(spellings & {"nan", "n/a", "na", "null"}),
+        "one of them (nan, n/a, na or null) may mean a missing label": (
+            bool(spellings & {"nan", "n/a", "na", "null"})
+        ),
         "some of them look like names for parts of a set (such as train or part_1) or for kinds of "
         "files (such as masks)": any(map(is_filing, names)),
         "some of them look like ids, dates or names of persons": (

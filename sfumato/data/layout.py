@@ -175,7 +175,7 @@ def table_layout(path: Path, table: Path, options: InitOptions) -> Layout:
         try:
             return folder_layout(path, replace(options, groups=groups))
         except Unclear as unclear:  # folders that may be persons: the table may contain the labels
-            if unclear.option == "classes":
+            if unclear.option == "classes" and columns:
                 check_agreement(path, table, label_columns)
             raise
 

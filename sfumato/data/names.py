@@ -87,9 +87,11 @@ class Column:
     kind: str  # words, number or mixed
     neutral: bool = False  # whether the values identify no person (dates, for example)
     personal: bool = False  # whether the part follows a word for a person
-    named: bool = False  # whether it follows a word, but no word for files, copies or sides
+    # Whether it follows a word that is none of the words for files, copies or sides
+    named: bool = False
     of_file: bool = False  # whether it follows a word for files, such as frame
-    aligned: bool = True  # whether it has the same place in names with more or fewer numbers
+    # For numbers, in case names contain different numbers of numbers: see `are_aligned`
+    aligned: bool = True
 
     @cached_property
     def counts(self) -> Counter[str]:
@@ -458,8 +460,7 @@ def word_column(stems: Sequence[str], class_words: Sequence[str]) -> Column | No
     """Return a column with the words that may be a person's name, from each file name.
 
     These are the first words in a name. Words for sides, copies, files, parts of a set or classes
-    are skipped.
-    Returns None if there are no such words.
+    are skipped. Returns None if there are no such words.
     class_words: words of class names.
     """
     neutral = re.compile(
@@ -582,7 +583,7 @@ def mixes(chunks: set[str]) -> bool:
 
 
 def are_aligned(heads: Sequence[tuple[str, int]]) -> bool:
-    """Return whether a number has the same place in all names, although some have more numbers.
+    """Return whether the same text precedes a number in names with more and with fewer numbers.
 
     Names are grouped by how many numbers they contain. Returns True if there is only one group.
     Otherwise, the text before the number is compared. In each group, at least one such text must

@@ -46,7 +46,7 @@ KNOWN_SUFFIXES |= {".npz", ".npy", ".parquet", ".xlsx", ".xml"}
 # would interpret the copy differently from the original.
 KEPT = re.compile(
     rf"{SIDE_WORDS}|{COPY_WORDS}|({FILE_WORDS}|{SERIES_WORDS})s?|{'|'.join(PARTS)}|{PERSON.pattern}"
-    rf"|{COMPANION.pattern}|{LABELLED.pattern}|{NAMING.pattern}|ids?|code|index"
+    rf"|{COMPANION.pattern}|{LABELLED.pattern}|{NAMING.pattern}|relative|no|ids?|code|index"
     rf"|name|groups?|raw|p|t|ce"
     rf"|gd|w|true|false|{'|'.join(map(re.escape, ID_WORDS['unknown'].split()))}",
     re.IGNORECASE,

@@ -208,7 +208,7 @@ def grouped_weight_gradients(
 ) -> Tensor:
     """Compute each image's weight gradient as one group of a grouped convolution.
 
-    gradient, x: (K·B, C, H, W). Returns (B, *shape).
+    gradient, x: (K·B, C, H, W), K draws of B images. Returns (B, *weight.shape).
     """
     outputs = weight.shape[0]
     padded_outputs = max(outputs, CHANNELS_PER_GROUP)

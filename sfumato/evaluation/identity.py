@@ -1,11 +1,11 @@
 """Identify evaluations, and store their numbers privately."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from sfumato.data.images import ImageSet
-from sfumato.data.prepare import fingerprint
-from sfumato.evaluation.extractors import Extractor
 from sfumato.privacy.ledger import records_in
 from sfumato.privacy.odometer import Odometer
 from sfumato.privacy.resolved import StagePlan
@@ -13,6 +13,10 @@ from sfumato.settings.evaluate import Evaluate
 from sfumato.storage.artifacts import PRIVACY
 from sfumato.storage.digest import md5_of_folder
 from sfumato.storage.files import json_text, replace_private
+
+if TYPE_CHECKING:  # imports of PyTorch, which a look at the numbers does not need
+    from sfumato.data.images import ImageSet
+    from sfumato.evaluation.extractors import Extractor
 
 EVALUATIONS = "evaluations"  # Folder in the state directory
 
@@ -41,6 +45,8 @@ def identity(
     The numbers of two releases can be compared if all entries except "release" are equal. Digests
     of real images are keyed, so they reveal nothing.
     """
+    from sfumato.data.prepare import fingerprint
+
     settings = plan.settings
     amount = f"{settings.epochs} epochs"
     if settings.steps:
@@ -63,7 +69,7 @@ def measured_another(metrics: Mapping, release: Path) -> bool:
     git and DVC do not track these numbers, so they stay if an older release is checked out.
     """
     measured = metrics.get("identity", {}).get("release")
-    return measured is not None and measured != md5_of_folder(release)
+    return measured is not None and release.is_dir() and measured != md5_of_folder(release)
 
 
 def made_from_others(artifacts: Iterable[Path], odometer: Odometer, images: str) -> bool:

@@ -217,7 +217,7 @@ def share_offsets(probabilities: Tensor, target_counts: Tensor) -> Tensor:
     first, second = (
         probabilities.double().clamp(min=1e-30).log().topk(2, dim=1).values.unbind(dim=1)
     )
-    unit = (first - second).mean()  # typical distance between this teacher's two likeliest classes
+    unit = (first - second).mean()  # mean gap of the two largest
     steps = 200
     for step in range(steps):
         counts = at_shares(probabilities, offsets).argmax(dim=1).bincount(minlength=len(offsets))

@@ -1,7 +1,7 @@
 """A generator with one Gaussian per class.
 
 Low frequencies are drawn from Gaussians that were fitted to a release. Finer frequencies are drawn
-with variances from a fitted law, or are taken from public images.
+with variances extrapolated by a power law, or are taken from public images.
 
 No function here reads a sensitive image: the release was charged, and the fit is post-processing.
 """

@@ -116,8 +116,9 @@ def fit_generator(
             to_device(part, device) for part in labels_to_fit(config.batch, priors, several, random)
         )
         z = to_device(torch.randn(config.batch, generator.latent, generator=random), device)
-        # If bfloat16 is fast on this device, the network and the phases are computed in bfloat16.
-        # The embedding is then converted to float32, and the loss is computed in float32.
+        # If bfloat16 is fast on this device, the network and the phases of the Fourier
+        # features are computed in bfloat16. The embedding is then converted to float32, and the
+        # loss is computed in float32.
         with torch.autocast(device.type, torch.bfloat16, enabled=fast_bfloat16(device.type)):
             images = generator(z, labels, block)
             # Column m of μ(G), (K, classes), is priors_m times a mean of φ over the images. Their

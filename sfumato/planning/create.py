@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sfumato import errors
 from sfumato.data.duplicates import ORIGIN
+from sfumato.data.sources import check_there
 from sfumato.data.sources.imagefolder import list_folder
 from sfumato.data.sources.splits import VALIDATION, split_of, words_in
 from sfumato.data.survey import Survey
@@ -404,9 +405,14 @@ def ask_option(option: str, default: object, options: InitOptions, owner: Owner)
     if option == "groups" and answer == "alone":
         return replace(options, alone=True)
     try:
-        return replace(options, **{option: answer})
+        new_options = replace(options, **{option: answer})
+        check_there(str(options.images), new_options.groups)
     except ConfigError as mistake:
         return ask_about(mistake, options, owner)
+    except DataError as mistake:  # a CSV file that does not exist
+        owner.see(mistake.spelled(owner.spelling))
+        return ask_option(option, default, options, owner)
+    return new_options
 
 
 def confirm_companions(survey: Survey, owner: Owner) -> None:
@@ -476,7 +482,8 @@ def look_for_persons(
             try:
                 _, survey = survey_and_ask(new_options, owner, state)
                 break
-            except DataError as mistake:  # due to the answer: without it, the survey succeeded
+            except (ConfigError, DataError) as mistake:
+                # Due to the answer: without it, the survey succeeded
                 owner.see(mistake.spelled(owner.spelling))
         confirmed = owner.ask is not None and new_options is None
     if survey.groups is None and survey.volumes:
@@ -618,14 +625,14 @@ def summary(project: Proposed) -> Iterator[str]:
 
 def warnings(project: Proposed, state: Path) -> Iterator[str]:
     """Yield warnings about the settings, the minutes and earlier charges on the dataset."""
-    from sfumato.planning.make import settings_for_ever_lines
+    from sfumato.planning.make import final_settings_lines
     from sfumato.planning.resolve import warnings_of
     from sfumato.privacy.odometer import Odometer
 
     params = project.chosen.params
     for warning in warnings_of(params, project.plan.budget["delta"], len(project.survey.classes)):
         yield f"warning: {warning}"
-    yield from settings_for_ever_lines(params)
+    yield from final_settings_lines(params)
     if params.privacy.unit == GROUP:
         yield (
             "the minutes assume one image per person: if persons have more images, queries take "

@@ -224,7 +224,7 @@ def reason_to_spend_again(plan: ProjectPlan, entry: Decision) -> str:
     return "none of its releases was made with these settings and this data.version"
 
 
-def settings_for_ever_lines(params: Params) -> Iterator[str]:
+def final_settings_lines(params: Params) -> Iterator[str]:
     """Yield a line for each free stage whose settings must be final before the first run, because
     queries depend on it.
     """

@@ -379,7 +379,8 @@ def begin_repository(out: Path, say: Say) -> None:
 
 
 def why_init_failed(out: Path, error: Exception) -> str:
-    if "uid not found" in str(error):  # DVC asks for the name of the account
+    # DVC asks for the name of the account. These are the errors before Python 3.13, and since then
+    if any(text in str(error) for text in ("uid not found", "No username set")):
         return (
             f"`dvc init` failed in {out}, because this account has no name: set LOGNAME to a name"
         )

@@ -38,7 +38,8 @@ FAILED = (
 class OwnCharge:
     """A charge for a custom query: `uses` noisy sums, each over a new draw.
 
-    The whole charge is journalled at the first `sum`, after the function has passed its trial.
+    The whole charge is written to the journal at the first `sum`, after the function of this `sum`
+    was tried without error on images of random pixels.
     """
 
     def __init__(
@@ -223,8 +224,9 @@ def open_charge(
 ) -> Iterator[OwnCharge]:
     """Open a charge for `uses` Gaussian sums over the sensitive images, and yield the charge.
 
-    Every block opens a new charge. The first `sum` with a function that passes its trial journals
-    the whole charge, before an image is drawn. The charge then stays spent, and uses that remain at
+    Every block opens a new charge. Each `sum` first tries its function on images of random pixels.
+    The first `sum` that passes this trial writes the whole charge to the journal, before an image
+    is drawn. The charge then stays spent, and uses that remain at
     the end of the block are lost. A block without such a `sum` costs nothing.
 
     If earlier releases influence your choice of sigma, uses or sample_rate, see `docs/concepts.md`

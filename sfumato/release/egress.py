@@ -68,11 +68,11 @@ def write_package(
     verified = verified_ledger(project)
     dataset = verified.ledger["odometer"]["dataset_id"]
     release_path = project / ARTIFACTS / "synthesize"
-    if owners := ", ".join(verified.ledger.get("apart", ())):
+    if datasets := ", ".join(verified.ledger.get("apart", ())):
         say(
-            f"note: {path} lists only the charges behind this release. The complete list of "
-            f"charges on each dataset is in the journal of its owner ({owners}). The output "
-            "checker may ask each owner for the ledger.json of that owner's project"
+            f"note: {path} lists only the charges behind this release. All charges on the datasets "
+            f"{datasets} are listed only in the journals of their owners. The output checker may "
+            "ask each owner for the ledger.json of that owner's project"
         )
     report = report_page(release_path, path)  # raises DataError if the release is local
     release = load_release(release_path)

@@ -24,8 +24,8 @@ from sfumato.release.synthesis import Drawn
 from sfumato.runtime.compute import device
 from sfumato.settings.release import Synthesize
 
-COMPARED_CELLS = 4000  # At most this many entries of the feature vectors φ are compared
-TOGETHER = 5000  # Larger classes are split into parts. Images are chosen from one part at a time
+COMPARED_CELLS = 4000  # Maximum number of entries of the feature vectors φ to compare
+IMAGES_PER_PART = 5000  # Maximum number of images to choose among at a time
 
 
 def draw_herded(
@@ -77,7 +77,7 @@ def choose_by_herding(
         if count and priors[label] > 0:
             target = (means.table[cells, label] / priors[label]).to(device())
             for part, share in zip(
-                rows.split(TOGETHER), split_count(count, len(rows)), strict=True
+                rows.split(IMAGES_PER_PART), split_count(count, len(rows)), strict=True
             ):
                 kept_indices.append(
                     part[nearest_mean(feature_cells(features, images[part], cells), target, share)]
@@ -91,9 +91,10 @@ def split_count(number: int, size: int) -> list[int]:
     """Return how many images to keep in each part of a class.
 
     number: how many images of the class to keep;
-    size: number of images of the class, which are split into parts of TOGETHER images.
+    size: number of images of the class, which are split into parts of IMAGES_PER_PART images.
     """
-    ends = [number * min(end, size) // size for end in range(0, size + TOGETHER, TOGETHER)]
+    starts = range(0, size + IMAGES_PER_PART, IMAGES_PER_PART)
+    ends = [number * min(end, size) // size for end in starts]
     return np.diff(ends).tolist()
 
 

@@ -25,7 +25,7 @@ LABELS_COMPARED = 1000  # Maximum number of drawn images to compare
 def labels_fit(
     draw: Callable[..., Drawn], settings: Synthesize, teacher: TeacherNetwork, seed: int
 ) -> bool:
-    """Return False if the teacher's labels agree too little with the requested classes.
+    """Return whether the teacher's labels agree well enough with the requested classes.
 
     The agreement is measured by Cohen's kappa, and must be at least `settings.least_agreement`.
     Returns True without a comparison if this minimum is 0, if the teacher does not label the

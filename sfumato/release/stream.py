@@ -294,7 +294,8 @@ def stream(
     """Draw an endless sequence of batches of labelled images from the networks of a release.
 
     No batch of an iterator repeats. Each new iterator, and so each new loop, begins with the first
-    batch again: use one iterator for the whole training, and a different seed in each process.
+    batch again: use one iterator for the whole training, and a different seed in each training
+    process. (Workers of a DataLoader share the seed.)
 
     If the teacher labelled the release, labels are the teacher's probabilities. These labels are
     computed after images are blended, but before images are shifted, mirrored, blurred and changed

@@ -69,7 +69,12 @@ class ReleasedClassifier:
         Raises:
             DataError: The images have another type, or another shape than in training.
         """
-        images = np.asarray(images)
+        with explained(
+            DataError,
+            lambda error: f"the images cannot be converted to one array of uint8 ({error})",
+            causes=(TypeError, ValueError),
+        ):
+            images = np.asarray(images)
         channels, *sides = self.card["shape"]
         if images.dtype != np.uint8 or images.shape[1:] != (*sides, channels):
             expected = f"uint8 (N, {sides[0]}, {sides[1]}, {channels})"

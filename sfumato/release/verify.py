@@ -97,11 +97,11 @@ def check_pictures(folder):
     table_names = sorted(row["file_name"] for row in rows)
     same = sorted(names) == table_names and len(set(names)) == len(names) == card["images"]
     yield same, f"pictures: {counts}"
-    yield not odd, f"pictures: must be PNGs of {size[1]} x {size[0]} pixels, {len(odd)} are not"
+    yield not odd, f"pictures: {len(odd)} are not PNGs of {size[1]} x {size[0]} pixels"
     kinds = dict(Counter(row["kind"] for row in rows))
     yield kinds == card["kinds"], f"labels.csv: kinds {kinds}, card.json states {card['kinds']}"
     wrong_labels = [row["file_name"] for row in rows if not has_valid_label(row, card["classes"])]
-    yield not wrong_labels, f"labels.csv: {len(wrong_labels)} labels differ from card.json"
+    yield not wrong_labels, f"labels.csv: {len(wrong_labels)} labels do not fit card.json"
 
 
 def png_size(content):
@@ -138,8 +138,8 @@ def check_ledger(folder):
     yield from check_epsilon(ledger, content_of(folder / "card.json"))
     odometer = ledger["odometer"]
     text = f"{odometer['charges']} charge(s) on {odometer['dataset_id']!r}, none may be missing"
-    if owners := ", ".join(ledger.get("apart", ())):
-        yield None, f"odometer: only the owners' own ledgers ({owners}) list all their charges"
+    if datasets := ", ".join(ledger.get("apart", ())):
+        yield None, f"odometer: all charges on {datasets} are listed only in their owners' ledgers"
     else:
         yield odometer["complete"], f"odometer: {text}"
 

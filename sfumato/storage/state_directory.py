@@ -30,7 +30,7 @@ def state_dir() -> Path:
     setting = os.environ.get("SFUMATO_STATE")
     homeless = "this account has no home directory: set HOME to a folder to which you may write"
     with explained(ConfigError, homeless, causes=(RuntimeError,)):
-        path = Path(setting or user_state_path("sfumato"))
+        path = Path(setting or user_state_path("sfumato").expanduser())
     if setting and not path.is_absolute():
         raise ConfigError(
             f"SFUMATO_STATE={setting} is a relative path, so commands run in different folders "

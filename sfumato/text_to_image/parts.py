@@ -65,9 +65,7 @@ def load_part(model: ModelDirectory, part: str) -> Any:
         if missing_weights := [
             name for name, value in loaded.named_parameters() if value.device.type == "meta"
         ]:
-            raise DataError(
-                f"{model.path / part} lacks the weights of {missing_weights[0]}: {AGAIN}"
-            )
+            raise DataError(f"{model.path / part} lacks the weight {missing_weights[0]}: {AGAIN}")
         loaded.eval().requires_grad_(False)
     return loaded
 

@@ -11,7 +11,8 @@ from sfumato.settings.stages import STAGES
 
 
 def test_a_removed_setting_is_named_with_its_value():
-    with pytest.raises(ConfigError, match=r"adversarial\.images was removed: .*is 10000"):
+    removed = r"adversarial\.images was removed: .*is now always 10000"
+    with pytest.raises(ConfigError, match=removed):
         make_plan(params(adversarial={"images": 40}), card())
 
 

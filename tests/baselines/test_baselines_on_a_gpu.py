@@ -48,6 +48,6 @@ def test_dp_gan_waits_for_the_card_only_where_expected():
         run.load(run.tensors())
         run.step(drawn)
         run.result()
-    own = {f"baselines/dp_gan.py AdversarialState.{name}" for name in ("generated", "tensors")}
+    own = {f"baselines/dp_gan.py AdversarialState.{name}" for name in ("generate_batch", "tensors")}
     updates = {"dpsgd/run.py State.tensors", "dpsgd/run.py update"}
     assert card.waiting == {DRAWN} | SETTLED | own | updates

@@ -36,7 +36,7 @@ SURE = 0.99999  # one false alarm in 100 000 audits
 
 
 def rows_once(function: Callable, images: Tensor, place_matters: bool) -> Tensor:
-    """Compute `rows_alone` once for the same arguments. Returns a copy."""
+    """Return a copy of the result of `rows_alone`, which is computed once per set of arguments."""
     key = function, images.shape, images.numpy().tobytes(), place_matters
     if key not in ROWS:
         ROWS[key] = rows_alone(function, images, place_matters)

@@ -215,7 +215,7 @@ def test_what_opens_and_cannot_be_read_is_not_left_out(tmp_path, settled, make, 
 
 
 def test_the_limit_of_open_files_never_makes_a_set_smaller(tmp_path, settled):
-    """Try 64 limits, which the system itself enforces. Under each limit, either all pictures are
+    """Try 64 limits, which the operating system enforces. Under each limit, either all pictures are
     prepared, or the error is EMFILE.
     """
     settings = class_folders(tmp_path).settings

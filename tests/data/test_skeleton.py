@@ -215,7 +215,7 @@ def test_names_of_files_that_are_read_stay(clinic, tmp_path):
     assert "participant_id, participants.tsv" in (copy / "README.txt").read_text()
 
 
-@pytest.mark.parametrize("head", ["Dateiname", "ImageID", "Image Index", "id_code"])
+@pytest.mark.parametrize("head", ["Dateiname", "ImageID", "Image No", "relative_path"])
 def test_a_column_of_file_names_keeps_its_title(head, clinic, tmp_path):
     (clinic / "persons.csv").write_text(f"{head};Befund\na.png;b\n")
     copy = unpacked(clinic, tmp_path)

@@ -21,8 +21,9 @@ PIXELS = Extractor(name="pixels", digest="pixels", embed=lambda images: images.f
 
 
 def test_p_equals_the_share_among_all_orders():
-    """There are 330 orders of 7 training units and 4 strangers (hold-out units). p is the share of
-    orders in which at least `seen` training units come before the first stranger.
+    """There are 330 orders of 7 training units and 4 strangers (hold-out units), if units of one
+    kind are not distinguished. p is the share of orders in which at least `seen` training units
+    come before the first stranger.
     """
     orders = [set(places) for places in itertools.combinations(range(11), 4)]
     before = [min(strangers) for strangers in orders]

@@ -220,9 +220,16 @@ def test_a_failed_init_can_be_repeated(here, monkeypatch):
     assert (here / ".dvc/config.local").exists() and (here / "params.yaml").exists()
 
 
-def test_an_account_without_a_name_is_told_to_set_one(here, monkeypatch):
-    def no_account(number: int) -> None:
-        raise KeyError(f"getpwuid(): uid not found: {number}")
+@pytest.mark.parametrize(
+    "error",
+    [
+        KeyError("getpwuid(): uid not found: 54321"),  # before Python 3.13
+        OSError("No username set in the environment"),
+    ],
+)
+def test_an_account_without_a_name_is_told_to_set_one(error, here, monkeypatch):
+    def no_account(path: Path) -> None:
+        raise error
 
     monkeypatch.setattr(sfumato.planning.project_files, "fits_dvc_config", no_account)
     with pytest.raises(ConfigError, match="this account has no name: set LOGNAME"):

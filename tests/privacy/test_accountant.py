@@ -360,16 +360,15 @@ def delta_in_sixty_digits(epsilon: mpmath.mpf, mu: mpmath.mpf) -> mpmath.mpf:
     return first - mpmath.exp(epsilon) * second
 
 
-# (noise multiplier, uses): one release, several, with little noise, with much noise, and with so
-# much that float64 cancels
+# Sets of (noise multiplier, uses)
 GAUSSIANS = [
     [(4.139, 1)],
     [(30.0, 60), (7.557, 1), (9.255, 1), (58.54, 1)],
-    [(0.2, 1)],
-    [(0.9, 2), (1e5, 10**9)],
-    [(1e3, 1)],
+    [(0.2, 1)],  # little noise
+    [(0.9, 2), (1e5, 10**9)],  # many uses
+    [(1e3, 1)],  # much noise
     [(1e7, 1)],
-    [(1e12, 3)],
+    [(1e12, 3)],  # from here on, differences in the formula cancel in float64
     [(1e100, 1)],
 ]
 

@@ -170,8 +170,8 @@ def test_a_row_of_any_length_is_within_the_clip_to_the_last_bit(length, bound, c
 
 
 def test_a_sum_over_many_rows_moves_by_the_clip_and_no_rounding():
-    """A float32 total of 2000 nearly parallel rows would have rounding errors above the clip's
-    slack.
+    """The total is in float64. In float32, rounding over 2000 nearly parallel rows would exceed the
+    margin FLOAT32_SLACK, by which rows are clipped below C.
     """
     rows = 1 + 0.1 * torch.rand(2000, 500, generator=torch.Generator().manual_seed(0))
     whole = summed(rows, C)

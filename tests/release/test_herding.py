@@ -63,7 +63,7 @@ def test_a_class_missing_from_the_release_keeps_its_first(drawn, means):
 
 
 def test_exactly_the_requested_number_is_kept(drawn, means, monkeypatch):
-    monkeypatch.setattr("sfumato.release.herding.TOGETHER", 37)
+    monkeypatch.setattr("sfumato.release.herding.IMAGES_PER_PART", 37)
     for number in (1, 99, 133):
         rows = choose_by_herding(*drawn, means, torch.tensor([0.25, 0.75]), number)
         assert len(rows) == len(rows.unique()) == number

@@ -91,7 +91,7 @@ def quick(expect_seconds) -> None:
 
 
 class Killed(BaseException):
-    """Stand-in for the end of the process, which nothing catches."""
+    """Stand-in for the end of the process. Nothing catches this exception."""
 
 
 @pytest.fixture

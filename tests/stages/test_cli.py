@@ -354,7 +354,7 @@ def fails(desk, monkeypatch):
             4,
             "memory",
         ),
-        (RecursionError("maximum recursion depth exceeded"), 4, "nested too deeply"),
+        (RecursionError("maximum recursion depth exceeded"), 4, "too many nested levels"),
         (BrokenPipeError(), 1, ""),
     ],
 )

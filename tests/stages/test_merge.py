@@ -104,9 +104,11 @@ def test_two_clinics_release_together_at_their_own_epsilon(
     )
     assert len(np.load("artifacts/synthesize/images.npy")) == 40
     clinics.run("ledger show", "on the datasets north, south: only each owner's own")
-    assert "missing" not in clinics.run("egress package", "The complete list of charges on each")
+    assert "missing" not in clinics.run(
+        "egress package", "All charges on the datasets north, south are listed"
+    )
     notes = [text for passed, text in results_of(Path("package")) if passed is None]
-    assert "odometer: only the owners' own ledgers (north, south) list all" in notes[-1]
+    assert "odometer: all charges on north, south are listed only in" in notes[-1]
     form = " ".join(Path("package/risk-form.html").read_text().split())
     assert "these journals were not available here" in form and "every charge" not in form
 

@@ -479,8 +479,9 @@ def path_below(path: str) -> str:
 
 
 def holds_bytes(kind: DataType) -> bool:
-    """Return whether the cells of a column are bytes or, as Hugging Face's `datasets` writes
-    pictures, structs of bytes and perhaps a path.
+    """Return whether the cells of a column are bytes, or structs with a field `bytes`.
+
+    Hugging Face's `datasets` stores pictures in such structs.
     """
     from pyarrow import types
 

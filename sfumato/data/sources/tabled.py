@@ -1,7 +1,6 @@
 """List pictures whose labels are in a table or in tar files (WebDataset), not in folder names."""
 
 import tarfile
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -88,7 +87,8 @@ def table_cells(
     for part in [path] if table_in(path) else train + test:
         if (table := table_in(part)) is None:
             for suffix in TABLE_SUFFIXES:
-                deque(map(heads_of, files_in(part, f"[!.]*{suffix}")), maxlen=0)
+                for unused_table in files_in(part, f"[!.]*{suffix}"):
+                    heads_of(unused_table)  # raises DataError if it cannot be read
             expected = ", ".join([FILE, *columns])
             raise DataError(
                 f"{part} contains none of {', '.join(METADATA)}: write one of them, with the "
