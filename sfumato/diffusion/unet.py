@@ -340,7 +340,7 @@ def halve(x: Tensor) -> Tensor:
     """
     height, width = x.shape[2:]
     if height % 2 or width % 2:
-        return F.avg_pool2d(x, 2, ceil_mode=True)  # for example, 7 -> 4
+        return F.avg_pool2d(x, 2, ceil_mode=True)  # 7 -> 4, for example
     rows = x.reshape(-1, 2 * width) @ pairs(width // 2, x) / 4
     return rows.view(*x.shape[:2], height // 2, width // 2)
 

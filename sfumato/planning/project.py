@@ -305,7 +305,7 @@ def repro(folder: Path, *targets: str, shown: bool, terminal: bool = False) -> N
         with (
             forking({**environment, LAST_ERROR: str(error_file)}) as environment,
             subprocess.Popen(
-                # with -P, no file in the user's folder can replace a package
+                # -P: no file in the user's folder can replace a package
                 [*watcher, sys.executable, "-P", "-m", "dvc", "repro", *targets],
                 cwd=folder,
                 env=environment,

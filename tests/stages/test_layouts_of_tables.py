@@ -276,6 +276,9 @@ ROWS = {
         listed("Bild", "Befund=kind", "MRN10{i:02}/{i}.png", str),
         "both the table export.csv and the folders could define the classes",
     ),
+    "ids beside folders of persons": refused(
+        listed("Bild", "Patient=id", "MRN10{i:02}/{i}.png", str), "look like ids"
+    ),
     "a table each for train and valid": refused(
         lambda root: [
             table(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from layouts import folders
 from test_init import ROOT, write_shapes
 
 import sfumato
@@ -171,6 +172,13 @@ def test_an_answer_that_does_not_suit_the_images_is_asked_again(here, tmp_path):
     assert look_for_persons(seen, options, answering(*answers), here)[1] == "group"
     (images / "empty").mkdir()
     assert "empty" in survey_and_ask(options, answering("a,b", "all"), here)[1].classes
+
+
+def test_a_missing_csv_file_is_asked_for_again(here, tmp_path):
+    folders("{kind}/{person}/{i}.png")(tmp_path / "in")
+    options = InitOptions(images=tmp_path / "in")
+    answered, _ = survey_and_ask(options, answering("missing.csv", "class/person"), here)
+    assert answered.groups == Groups(folder=True)
 
 
 def test_a_number_or_name_that_is_not_valid_is_asked_for_again(quick, here, tmp_path):

@@ -52,7 +52,7 @@ def feature_likelihood(
     mean = holdout_rows.mean(axis=0)
     std = holdout_rows.std(axis=0, ddof=1)
     varied = std > 1e-8 * max(float(std.max()), 1e-300)
-    if not varied.any():  # if all features are constant, likelihoods cannot be compared
+    if not varied.any():  # likelihoods of constant features cannot be compared
         return {}
     normal, points, unseen = (
         torch.from_numpy((features[:, varied] - mean[varied]) / std[varied])
