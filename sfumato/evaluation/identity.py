@@ -69,7 +69,7 @@ def measured_another(metrics: Mapping, release: Path) -> bool:
     git and DVC do not track these numbers, so they stay if an older release is checked out.
     """
     measured = metrics.get("identity", {}).get("release")
-    return measured is not None and release.is_dir() and measured != md5_of_folder(release)
+    return measured is not None and measured != md5_of_folder(release)
 
 
 def made_from_others(artifacts: Iterable[Path], odometer: Odometer, images: str) -> bool:

@@ -187,8 +187,8 @@ def test_added_missing_and_replaced_files_are_named(folder):
     [
         ("000003.png", "000002.png", "pictures: "),
         (",plain", ",public", "labels.csv: kinds"),
-        ("000001.png,0,", "000001.png,1,", "labels.csv: 1 labels differ"),
-        ("000001.png,0,", "000001.png,-10,", "labels.csv: 1 labels differ"),
+        ("000001.png,0,", "000001.png,1,", "labels.csv: 1 labels do not fit"),
+        ("000001.png,0,", "000001.png,-10,", "labels.csv: 1 labels do not fit"),
     ],
 )
 def test_labels_that_contradict_the_package_are_found(folder, old, new, problem):

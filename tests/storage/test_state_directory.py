@@ -185,8 +185,8 @@ def test_an_account_without_a_home_directory_is_told_to_set_one(environment, mon
     def no_account(number: int) -> None:
         raise KeyError(number)
 
-    del environment["SFUMATO_STATE"], environment["HOME"]
-    environment.pop("XDG_STATE_HOME", None)
+    for name in ("SFUMATO_STATE", "HOME", "XDG_STATE_HOME"):
+        environment.pop(name, None)
     monkeypatch.setattr(pwd, "getpwuid", no_account)
     with pytest.raises(ConfigError, match="no home directory: set HOME"):
         state_dir()
