@@ -195,9 +195,8 @@ def history(
     unknown = odometer.missing(seen_in_project(odometer.dataset_id, Path(), state_dir()))
     if unknown:
         say(
-            f"{odometer.path} is an older copy or a different journal: it lacks the entry "
-            f"{min(unknown)[:8]}, or the end of the charge {min(unknown)[:8]}, on which this "
-            "project's files depend"
+            f"{odometer.path} is an older copy or a different journal: it lacks "
+            f"{min(unknown)[:8]}, or lists it as still open, but this project's files depend on it"
         )
         say(
             "more may have been spent than this journal lists: restore the newest state "
@@ -207,9 +206,10 @@ def history(
         tell(f"dataset {odometer.dataset_id!r}: no history in {odometer.path}")
         return
     accountant = "rdp"
-    if delta is None or (PLAN / "permission.json").exists():
+    if delta is None or (name == mine and (PLAN / "permission.json").exists()):
         policy = read_policy()
-        accountant = policy.accountant
+        if name == mine:
+            accountant = policy.accountant
         if delta is None:
             delta = policy.delta
     heads = ("time (UTC)", "stage", "charge", "mechanism", "state")

@@ -530,7 +530,7 @@ def others():
 
 
 def test_a_public_set_that_holds_real_images_is_refused(desk, images, others):
-    """If such a set was accepted, a copy of the sensitive folder, or of a part of it, would be
+    """If such a set were accepted, a copy of the sensitive folder, or of a part of it, would be
     published as it is.
     """
     mixed = others.copy()

@@ -236,7 +236,7 @@ def test_an_unused_weight_has_no_gradient():
     ],
 )
 def test_a_use_without_a_rule_is_refused(use):
-    """If such a use was accepted, a part of the weight's gradient would be missing, without any
+    """If such a use were accepted, a part of the weight's gradient would be missing, without any
     sign of it.
     """
     with pytest.raises(NoRuleError, match="per-image gradients do not support"):

@@ -45,7 +45,7 @@ def test_an_older_pipeline_is_renewed_with_the_owners_stages(tmp_path):
 
 @pytest.mark.parametrize("stage", ["student", "saliency"])
 def test_a_pipeline_is_renewed_if_it_lacks_a_stage(tmp_path, stage):
-    """If the stage was not added, `ledger` would depend on the release of a query that no stage
+    """If the stage were not added, `ledger` would depend on the release of a query that no stage
     runs. Such a query belongs to a new version, or to a package that was installed after the
     project was made.
     """
@@ -59,8 +59,8 @@ def test_a_pipeline_is_renewed_if_it_lacks_a_stage(tmp_path, stage):
 
 
 def test_own_recipes_are_inputs_of_what_reads_them(tmp_path):
-    """If a recipe was not an input, images prepared with an earlier form of the recipe would remain
-    after a change.
+    """If a recipe were not an input, images prepared with an earlier form of the recipe would
+    remain after a change.
     """
     file = tmp_path / "dvc.yaml"
     file.write_text(dvc_text())

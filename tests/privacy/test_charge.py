@@ -218,7 +218,7 @@ def test_a_fork_cannot_use_the_charge_of_its_parent(owner):
 
 
 def test_a_resume_with_another_mechanism_is_refused(owner):
-    """If another mechanism was accepted, a caller could add less noise, or draw at a larger rate,
+    """If another mechanism were accepted, a caller could add less noise, or draw at a larger rate,
     and would only be charged for the record's mechanism.
     """
     charge = owner.open(THREE)

@@ -154,7 +154,7 @@ def test_a_killed_run_resumes_and_is_charged_once(name, durable, owner):
 
 
 def test_a_step_that_is_not_on_disk_is_not_journalled(durable, owner, monkeypatch):
-    """If such a step was journalled, a run would resume after a step that is lost."""
+    """If such a step were journalled, a run would resume after a step that is lost."""
 
     def full(*_):
         raise OSError("no space left on device")

@@ -373,7 +373,7 @@ def test_without_fidelity_there_are_accuracies_only(evaluate, terminal, environm
 
 
 def test_a_log_does_not_say_whether_there_are_warnings(evaluate, monkeypatch):
-    """Whether there are warnings depends on the real images, and the log leaves the machine."""
+    """Warnings depend on the real images, and the log leaves the machine."""
     real = library.evaluate_release
     said = set()
     for found in ([], ["real: few images"]):

@@ -14,9 +14,10 @@ import yaml
 from sfumato.data.images import ImageSet, save_images
 from sfumato.data.lineage import hashes, recognised
 from sfumato.data.store import read_card
+from sfumato.privacy.accountant import epsilon
 from sfumato.privacy.authorize import ChargeRequest, open_charge
 from sfumato.privacy.check import artifact_problems
-from sfumato.privacy.events import UNITS, Mechanism
+from sfumato.privacy.events import UNITS, Mechanism, event_of
 from sfumato.privacy.ledger import read_ledger
 from sfumato.privacy.odometer import Odometer
 from sfumato.privacy.policy import SpendingPolicy
@@ -161,12 +162,18 @@ def test_a_ledger_without_a_journal_is_called_incomplete(desk, environment):
     assert "at least 1 charge," in desk("ledger", "show")[1]
 
 
-def test_the_history_uses_the_plans_accountant_at_any_delta(desk):
+def test_the_history_of_its_dataset_uses_the_plans_accountant(desk):
     charged("p")
     policy = {"delta": 1e-5, "lifetime_epsilon": 20, "accountant": "exact"}
     Path("artifacts/plan/permission.json").write_text(json.dumps(policy))
     planned = desk.run("ledger history").splitlines()[-1]
     assert desk.run("ledger history --delta 1e-5").splitlines()[-1] == planned
+    record = odometer().opened()[0]
+    other = Odometer(STATE.absolute(), "other")
+    other.begin()
+    other.append("open", record={**record, "dataset_id": "other"})
+    cost = epsilon([event_of(record)], 1e-5, "rdp")  # the plan is not about this dataset
+    desk.run("ledger history --dataset other --delta 1e-5", f"together ε = {cost:.4f}")
 
 
 def test_the_history_outside_a_project_needs_a_delta(desk, environment):

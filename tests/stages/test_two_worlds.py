@@ -226,7 +226,7 @@ def test_init_prints_the_same_with_and_without_one_image(world):
 
 
 def test_a_log_does_not_say_that_a_picture_is_left_out(world, desk, monkeypatch):
-    """Whether a picture is broken depends on real data. Only a private file names it."""
+    """Real data determine which pictures are broken. Only a private file names them."""
     logs = set()
     for spoil in (None, "text", "gone"):
         run = world(spoil != "gone")
