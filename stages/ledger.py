@@ -195,8 +195,9 @@ def history(
     unknown = odometer.missing(seen_in_project(odometer.dataset_id, Path(), state_dir()))
     if unknown:
         say(
-            f"{odometer.path} is an older copy or a different journal: it lacks "
-            f"{min(unknown)[:8]}, or lists it as still open, but this project's files depend on it"
+            f"{odometer.path} is an older copy or a different journal: it lacks the entry "
+            f"{min(unknown)[:8]}, or lists it as a charge that is still open. This project's files "
+            "depend on this entry"
         )
         say(
             "more may have been spent than this journal lists: restore the newest state "
